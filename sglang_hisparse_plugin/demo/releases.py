@@ -1,0 +1,75 @@
+"""SGLang releases as unpacked wheels, kept between runs.
+
+A wheel unpacked into a folder and put on PYTHONPATH is that release: one virtual environment serves them all.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+import zipfile
+from pathlib import Path
+
+#: Names a folder with one unpacked wheel per release, used instead of the cache and never written to.
+OVERRIDE = "SGLANG_HISPARSE_WHEELS"
+
+
+class ReleaseUnavailable(RuntimeError):
+    """The wheel of a release could not be obtained; the message says why and what to do."""
+
+
+def cache_dir() -> Path:
+    """Where unpacked wheels are kept: `$XDG_CACHE_HOME/sglang-hisparse-plugin/wheels` (default `~/.cache`)."""
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base) / "sglang-hisparse-plugin" / "wheels"
+
+
+def fetch(release: str) -> Path:
+    """The folder to put on PYTHONPATH for SGLang `release`, downloading its wheel with pip if it is not cached.
+
+    Safe when several processes ask at once: each unpacks apart and renames into place, the first one wins.
+
+    Raises:
+        ReleaseUnavailable: the index has no such wheel, or cannot be reached.
+    """
+    given = os.environ.get(OVERRIDE)
+    if given and _is_sglang(Path(given) / release):
+        return Path(given) / release
+    target = cache_dir() / release
+    if _is_sglang(target):
+        return target
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f".{release}-", dir=target.parent) as work:
+        unpacked = Path(work) / "unpacked"
+        with zipfile.ZipFile(_download(release, Path(work))) as wheel:
+            wheel.extractall(unpacked)
+        try:
+            unpacked.rename(target)
+        except OSError:  # another process was first; a folder in place is always complete
+            if not _is_sglang(target):
+                raise
+    return target
+
+
+def _is_sglang(folder: Path) -> bool:
+    return (folder / "sglang" / "srt").is_dir()
+
+
+def _download(release: str, into: Path) -> Path:
+    # The version of Python is named because wheels from 0.5.18 on are tagged for it; the Python code in them runs on
+    # every version SGLang supports.
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
+    command += ["--only-binary=:all:", "--implementation=cp", "--python-version=3.12", f"--dest={into}"]
+    command += [f"--platform=manylinux_2_{minor}_x86_64" for minor in range(39, 16, -1)]
+    command += ["--platform=manylinux2014_x86_64", f"sglang=={release}"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    wheels = sorted(into.glob("sglang-*.whl"))
+    if done.returncode or not wheels:
+        reason = (done.stderr.strip() or "pip said nothing").splitlines()[-1]
+        raise ReleaseUnavailable(
+            f"no wheel of SGLang {release}: {reason}\n"
+            f"Check the network and pip's index settings, or set {OVERRIDE} to a folder that holds {release}/sglang."
+        )
+    return wheels[0]

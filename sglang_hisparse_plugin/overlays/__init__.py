@@ -1,0 +1,1 @@
+"""All overlays, in the order in which they are applied."""
