@@ -6,6 +6,7 @@ A wheel unpacked into a folder and put on PYTHONPATH is that release: one virtua
 from __future__ import annotations
 
 import os
+import platform
 import subprocess
 import sys
 import tempfile
@@ -62,8 +63,8 @@ def _download(release: str, into: Path) -> Path:
     # every version SGLang supports.
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
     command += ["--only-binary=:all:", "--implementation=cp", "--python-version=3.12", f"--dest={into}"]
-    command += [f"--platform=manylinux_2_{minor}_x86_64" for minor in range(39, 16, -1)]
-    command += ["--platform=manylinux2014_x86_64", f"sglang=={release}"]
+    command += [f"--platform=manylinux_2_{minor}_{platform.machine()}" for minor in range(39, 16, -1)]
+    command += [f"--platform=manylinux2014_{platform.machine()}", f"sglang=={release}"]
     done = subprocess.run(command, capture_output=True, text=True)
     wheels = sorted(into.glob("sglang-*.whl"))
     if done.returncode or not wheels:

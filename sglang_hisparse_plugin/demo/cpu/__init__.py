@@ -1,0 +1,44 @@
+"""What a machine without a GPU needs to run the real SGLang: stand-ins for kernels, and for nothing else.
+
+Scheduler, batches, coordinator, allocators, pools and HTTP are SGLang's own. Replaced are only calls that need a GPU:
+`sgl_kernel` (import stub; KV transfers byte by byte), streams and pinned memory (no-ops), the swap-in kernel
+(`kernels.reference`), the DSA indexer and sparse attention (plain torch).
+
+A test runs its scenario in a subprocess, one per release:
+
+    env = cpu.environment(releases.fetch("0.5.12"))
+    subprocess.run([sys.executable, "scenario.py"], env=env, check=True)
+
+and there imports SGLang as on a GPU machine and passes `device="cpu"`. Child processes inherit the stand-ins.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+_ON_PATH = Path(__file__).parent / "path"
+
+
+def environment(sglang: Path | None, base: dict[str, str] | None = None) -> dict[str, str]:
+    """Variables of a process that runs SGLang on the CPU; a copy of `base` (default: this process's) with ours set.
+
+    Args:
+        sglang: a folder that holds the package `sglang` (see `releases.fetch`), or None for the installed one.
+    """
+    env = dict(os.environ if base is None else base)
+    paths = [str(_ON_PATH), *([str(sglang)] if sglang else []), *filter(None, [env.get("PYTHONPATH")])]
+    env["PYTHONPATH"] = os.pathsep.join(paths)
+    env["PYTHONDONTWRITEBYTECODE"] = "1"  # the wheel cache is shared between versions of Python
+    env["SGLANG_USE_CPU_ENGINE"] = "1"
+    env["TRITON_INTERPRET"] = "1"  # the allocators' Triton kernels run as written, interpreted
+    env["CUDA_VISIBLE_DEVICES"] = ""
+    env["HF_HUB_OFFLINE"] = "1"
+    return env
+
+
+def install() -> None:
+    """Arm the stand-ins in this process. Costs nothing until torch or SGLang is imported; `path/sitecustomize.py` calls it."""
+    from . import hooks
+
+    hooks.install()

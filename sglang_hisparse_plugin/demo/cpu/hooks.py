@@ -1,0 +1,99 @@
+"""Which module gets which stand-in, and when: on import, in every process."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.abc
+import importlib.machinery
+import importlib.metadata
+import sys
+from collections.abc import Sequence
+from types import ModuleType
+
+import wrapt
+
+#: module of SGLang -> (our module, our function that is called with the imported module)
+_AFTER_IMPORT = {
+    "torch": ("torch_cpu", "adapt"),
+    "sglang.srt.mem_cache.hisparse_memory_pool": ("transfers", "adapt"),
+    "sglang.jit_kernel.hisparse": ("swap_in", "adapt"),
+    "sglang.kernels.ops.kvcache.hisparse": ("swap_in", "adapt"),
+}
+
+
+def install() -> None:
+    """Idempotent: a second call in the same process changes nothing."""
+    if any(isinstance(finder, _Finder) for finder in sys.meta_path):
+        return
+    sys.meta_path.insert(0, _Finder())
+    for name, (module, function) in _AFTER_IMPORT.items():
+        wrapt.register_post_import_hook(_Deferred(module, function), name)
+
+
+class _Deferred:
+    """Imports our side only when SGLang's side has been imported: a stand-in may import torch."""
+
+    def __init__(self, module: str, function: str) -> None:
+        self.module, self.function = module, function
+
+    def __call__(self, imported: ModuleType) -> None:
+        getattr(importlib.import_module(f"{__package__}.{self.module}"), self.function)(imported)
+
+
+class _Finder(importlib.abc.MetaPathFinder):
+    """Supplies `sgl_kernel`, whose wheels need a GPU driver, and prepares `torchvision` for a CPU build of torch."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if fullname == "sgl_kernel" or fullname.startswith("sgl_kernel."):
+            return importlib.machinery.ModuleSpec(fullname, _StubLoader(), is_package=True)
+        if fullname == "torchvision":
+            _declare_torchvision_ops()
+        return None
+
+
+class _StubLoader(importlib.abc.Loader):
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType:
+        return _Stub(spec.name)
+
+    def exec_module(self, module: ModuleType) -> None:
+        if module.__name__ == "sgl_kernel.kvcacheio":
+            importlib.import_module(f"{__package__}.transfers").adapt(module)
+        elif module.__name__ == "sgl_kernel.flash_mla":
+            importlib.import_module(f"{__package__}.attention").adapt_flash_mla(module)
+
+
+class _Stub(ModuleType):
+    """Any name can be imported; calling one that has no stand-in says which it was."""
+
+    def __getattr__(self, name: str) -> _Missing:
+        return _Missing(self.__name__, name)
+
+
+class _Missing:
+    def __init__(self, owner: str, name: str) -> None:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        self.__name__ = self.__qualname__ = f"{owner}.{name}"
+
+    def __getattr__(self, name: str) -> _Missing:
+        return _Missing(self.__name__, name)
+
+    def __call__(self, *args: object, **kwargs: object) -> None:
+        raise NotImplementedError(f"{self.__name__} needs a GPU and has no CPU stand-in")
+
+
+_torchvision_ops: list[object] = []  # a torch Library forgets its operators when it is collected
+
+
+def _declare_torchvision_ops() -> None:
+    """The index's default torchvision is built for CUDA: beside a CPU torch its operators do not load, but are looked up."""
+    if _torchvision_ops or importlib.metadata.version("torchvision").endswith("+cpu"):
+        return
+    import torch
+
+    library = torch.library.Library("torchvision", "DEF")
+    for name in ("nms", "qnms"):
+        library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+    _torchvision_ops.append(library)

@@ -1,0 +1,59 @@
+"""The KV transfers of `sgl_kernel.kvcacheio`, byte for byte, between buffers given by address."""
+
+from __future__ import annotations
+
+import ctypes
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+
+def adapt(module: ModuleType) -> None:
+    """Set the transfers HiSparse calls in a module that defines or imports them."""
+    for transfer in (transfer_kv_all_layer_mla, transfer_kv_per_layer_mla):
+        setattr(module, transfer.__name__, transfer)
+
+
+def transfer_kv_all_layer_mla(
+    src_layers: Any,
+    dst_layers: Any,
+    src_indices: Any,
+    dst_indices: Any,
+    item_size: int,
+    num_layers: int,
+    **launch: Any,
+) -> None:
+    """Row `src_indices[i]` of every layer to row `dst_indices[i]`.
+
+    Args:
+        src_layers, dst_layers: (num_layers,) addresses of the layers' buffers.
+        src_indices, dst_indices: (n,) integer rows.
+        item_size: bytes per row.
+    """
+    for layer in range(num_layers):
+        _copy_rows(int(src_layers[layer]), int(dst_layers[layer]), src_indices, dst_indices, item_size)
+
+
+def transfer_kv_per_layer_mla(
+    src: Any, dst: Any, src_indices: Any, dst_indices: Any, item_size: int, **launch: Any
+) -> None:
+    """The same for one layer; `src` and `dst` are its (contiguous) buffers."""
+    _copy_rows(src.data_ptr(), dst.data_ptr(), src_indices, dst_indices, item_size)
+
+
+def _copy_rows(src: int, dst: int, src_indices: Any, dst_indices: Any, item_size: int) -> None:
+    if src_indices.numel() != dst_indices.numel():
+        raise ValueError(f"{src_indices.numel()} source rows for {dst_indices.numel()} destination rows")
+    if src_indices.numel() == 0:
+        return
+    source, target = src_indices.cpu().numpy(), dst_indices.cpu().numpy()
+    _rows(dst, target, item_size)[target] = _rows(src, source, item_size)[source]
+
+
+def _rows(address: int, indices: np.ndarray[Any, Any], item_size: int) -> np.ndarray[Any, Any]:
+    if indices.min() < 0:
+        raise IndexError(f"negative row {indices.min()}")
+    count = int(indices.max()) + 1
+    raw = (ctypes.c_uint8 * (count * item_size)).from_address(address)
+    return np.frombuffer(raw, dtype=np.uint8).reshape(count, item_size)
