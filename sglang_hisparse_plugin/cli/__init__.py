@@ -1,0 +1,37 @@
+"""``sglang-hisparse``: the argparse tree. One file per command; each is imported only when it is called."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+from collections.abc import Sequence
+
+from .. import __version__
+
+COMMANDS = {
+    "status": "what would be applied, skipped or refused on an SGLang",
+    "demo": "the main job end to end on a model whose right answer is known",
+    "bench": "time the swap-in kernel beside the installed release's and the measured limit",
+    "patch": "the same fixes as diffs: list, export, verify",
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns its exit code."""
+    arguments = sys.argv[1:] if argv is None else list(argv)
+    parser = argparse.ArgumentParser(prog="sglang-hisparse", description="HiSparse plugin for SGLang")
+    parser.add_argument("--version", action="version", version=f"sglang-hisparse-plugin {__version__}")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    chosen = next((word for word in arguments if not word.startswith("-")), None)
+    for name, summary in COMMANDS.items():
+        command = commands.add_parser(name, help=summary, description=summary[0].upper() + summary[1:] + ".")
+        if name == chosen:
+            module = importlib.import_module(f".{name}", __name__)
+            module.add_arguments(command)
+            command.set_defaults(run=module.run)
+    options = parser.parse_args(arguments)
+    try:
+        return int(options.run(options))
+    except KeyboardInterrupt:
+        return 130

@@ -1,0 +1,162 @@
+"""The plugin's two doors into an SGLang process, and what happens behind them: probe, plan, apply, verify, report."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+import wrapt
+
+from . import __version__, config, installation
+from .overlays import OVERLAYS
+from .patching import engine
+from .patching.hooker import Hooker, HookError, RegistryHooker, Shim, WraptHooker, in_place
+from .patching.outcome import Applied, Outcome, Refused, Skipped
+
+logger = logging.getLogger(__name__)
+
+ids = tuple(overlay.id for overlay in OVERLAYS)
+ledger = engine.Ledger()
+
+ARGUMENTS = "sglang.srt.server_args"
+SCHEDULER = "sglang.srt.managers.scheduler"
+LABELS = {Applied: "applied", Skipped: "skipped", Refused: "refused"}
+
+
+def register() -> None:
+    """Entry point of SGLang's plugin loader (0.5.11 and later), which applies what is registered once all plugins ran."""
+    _open(_registry_hooker())
+
+
+def activate() -> None:
+    """Entry from `_bootstrap` on releases without a loader: wraps each module as soon as it is imported."""
+    if config.allowed_by_sglang() and not installation.find().has_loader:
+        _open(WraptHooker())
+
+
+def _open(hooker: Hooker) -> None:
+    """Flags go in wherever arguments are parsed, overlays wherever a scheduler can be built."""
+    _when_imported(ARGUMENTS, hooker, _hook_arguments)
+    _when_imported(SCHEDULER, hooker, _hook_scheduler)
+
+
+def _when_imported(module: str, hooker: Hooker, install: Callable[[Hooker], None]) -> None:
+    """Now, if the module is there; else after its import, and then by wrapping: a registry has been applied by then."""
+    if module in sys.modules:
+        _try(install, hooker)
+    else:
+        wrapt.register_post_import_hook(lambda _module: _try(install, WraptHooker()), module)
+
+
+def _try(install: Callable[[Hooker], None], hooker: Hooker) -> None:
+    """Our own doors are no overlays: without them there is no flag, or nobody checks, and the user must know."""
+    try:
+        install(hooker)
+    except HookError as error:
+        message = f"this SGLang is laid out in a way the plugin does not know: {error}; HiSparse runs without its fixes"
+        if _settings().mode == "strict":
+            _stop(message)
+        logger.warning("HiSparse plugin: %s", message)
+
+
+def _hook_arguments(hooker: Hooker) -> None:
+    for name, shim in (("add_cli_args", _add_cli_args), ("from_cli_args", _from_cli_args)):
+        _install_once(hooker, f"{ARGUMENTS}:ServerArgs.{name}", shim)
+
+
+def _hook_scheduler(hooker: Hooker) -> None:
+    """Apply the overlays; what became of them is judged when a `Scheduler` is built with HiSparse on."""
+    settings = _settings()
+    if settings.mode == "off":
+        return
+    tree = installation.find().tree
+    engine.apply(OVERLAYS, tree, engine.plan(OVERLAYS, tree, settings.skip), lambda _target: hooker, ledger)
+    _install_once(hooker, f"{SCHEDULER}:Scheduler.__init__", _scheduler_init)
+
+
+def _add_cli_args(original: Any, parser: argparse.ArgumentParser, *args: Any, **kwargs: Any) -> Any:
+    result = original(parser, *args, **kwargs)
+    config.add_flags(parser)
+    return result
+
+
+def _from_cli_args(original: Any, cls: Any, namespace: argparse.Namespace, *args: Any, **kwargs: Any) -> Any:
+    """Read the flags, leave them to the children, and in strict mode stop here, before a model is loaded."""
+    try:
+        settings = config.take_flags(namespace, ids)
+    except config.ConfigError as error:
+        _stop(str(error), code=2)
+    settings.export()
+    if settings.mode != "off" and getattr(namespace, "enable_hisparse", False):
+        _enforce(settings, engine.plan(OVERLAYS, installation.find().tree, settings.skip))
+    return original(cls, namespace, *args, **kwargs)
+
+
+def _scheduler_init(original: Any, scheduler: Any, server_args: Any, *args: Any, **kwargs: Any) -> Any:
+    if getattr(server_args, "enable_hisparse", False):
+        settings = _settings()
+        engine.verify(OVERLAYS, ledger)
+        for level, line in report(ledger.outcomes, settings):
+            logger.log(level, line)
+        _enforce(settings, ledger.outcomes)
+    return original(scheduler, server_args, *args, **kwargs)
+
+
+def report(outcomes: engine.Plan, settings: config.Config) -> list[tuple[int, str]]:
+    """Log level and text of the start log: a headline, then a line per overlay."""
+    count = {label: sum(isinstance(o, kind) for o in outcomes.values()) for kind, label in LABELS.items()}
+    headline = (
+        f"HiSparse plugin {__version__} on SGLang {installation.find().version}, mode {settings.mode}: "
+        + ", ".join(f"{n} {label}" for label, n in count.items())
+    )
+    lines = [(logging.INFO, headline)]
+    for overlay, outcome in outcomes.items():
+        level = logging.WARNING if isinstance(outcome, Refused) else logging.INFO
+        lines.append((level, f"HiSparse overlay {overlay}: {describe(outcome)}"))
+    return lines
+
+
+def describe(outcome: Outcome) -> str:
+    """An outcome in one sentence."""
+    text = f"{LABELS[type(outcome)]}: {outcome.reason}"
+    return f"{text} ({outcome.evidence})" if isinstance(outcome, Refused) else text
+
+
+def _enforce(settings: config.Config, outcomes: engine.Plan) -> None:
+    refused = [f"{name} {describe(outcome)}" for name, outcome in outcomes.items() if isinstance(outcome, Refused)]
+    if settings.mode == "strict" and refused:
+        _stop(
+            "--hisparse-plugin strict: " + "; ".join(refused) + ". Use a known SGLang release, --hisparse-plugin auto to "
+            "go on without, or --hisparse-plugin-skip to leave out by name."
+        )
+
+
+def _settings() -> config.Config:
+    try:
+        return config.read(ids)
+    except config.ConfigError as error:
+        _stop(str(error), code=2)
+
+
+def _stop(reason: str, code: int = 1) -> NoReturn:
+    """End the process. SGLang's loader swallows every `Exception`, so this is a `SystemExit`."""
+    print(f"HiSparse plugin: {reason}", file=sys.stderr, flush=True)
+    raise SystemExit(code)
+
+
+def _install_once(hooker: Hooker, target: str, shim: Shim) -> None:
+    if not in_place(target, shim) and (target, shim) not in _installed:
+        hooker.install(target, shim)
+        _installed.add((target, shim))
+
+
+_installed: set[tuple[str, Shim]] = set()
+
+
+def _registry_hooker() -> Hooker:
+    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+    return RegistryHooker(lambda target, shim: HookRegistry.register(target, shim, HookType.AROUND))
