@@ -1,0 +1,137 @@
+"""The swap-in op in plain torch: the CPU's implementation, and the fallback where no CUDA compiler is found.
+
+It writes the same tables in the same order as the CUDA kernel. It is not CUDA-graph capturable: the number of
+misses decides the shapes.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def swap_in(
+    *,
+    top_k_tokens: Tensor,
+    device_buffer_tokens: Tensor,
+    host_cache_locs: Tensor,
+    device_buffer_locs: Tensor,
+    host_cache: Tensor,
+    device_buffer: Tensor,
+    top_k_device_locs: Tensor,
+    req_pool_indices: Tensor,
+    seq_lens: Tensor,
+    lru_slots: Tensor,
+    item_size_bytes: int,
+    num_top_k: int,
+    hot_buffer_size: int,
+    num_real_reqs: Tensor | None = None,
+    tail_start: Tensor | None = None,
+    miss_src: Tensor | None = None,
+    miss_dst: Tensor | None = None,
+    miss_count: Tensor | None = None,
+    counters: Tensor | None = None,
+    skip_io: bool = False,
+) -> None:
+    """Same arguments, same effects as :func:`sglang_hisparse_plugin.kernels.swap_in.swap_in`, unchecked."""
+    batch = top_k_tokens.size(0)
+    real = batch if num_real_reqs is None else min(batch, int(num_real_reqs[0]))
+    top_k_device_locs[:, :num_top_k] = -1
+    if miss_count is not None:
+        miss_count[:batch] = 0
+
+    rids, lengths = req_pool_indices.tolist(), seq_lens.tolist()
+    tails = lengths if tail_start is None else tail_start.tolist()
+    for row in range(real):
+        rid = rids[row]
+        tokens = top_k_tokens[row, :num_top_k].long()
+        slots, missed_tokens, victims = _plan(
+            tokens, device_buffer_tokens[rid], lru_slots[rid], lengths[row], tails[row], hot_buffer_size
+        )
+        locs = device_buffer_locs[rid]
+        found = (slots >= 0) & (slots < locs.size(0))
+        top_k_device_locs[row, :num_top_k] = torch.where(found, locs[torch.where(found, slots, 0)], -1)
+
+        misses = missed_tokens.numel()
+        src, dst = host_cache_locs[rid][missed_tokens], locs[victims]
+        if misses and not skip_io:
+            _copy_rows(host_cache, device_buffer, src, dst, item_size_bytes)
+        if miss_src is not None and miss_dst is not None and miss_count is not None:
+            miss_src[row, :misses], miss_dst[row, :misses], miss_count[row] = src, dst, misses
+        if counters is not None:
+            hits = int(found.sum()) - misses
+            counters += torch.tensor([hits, misses, misses * item_size_bytes], device=counters.device)
+
+
+def copy_planned(
+    *,
+    miss_src: Tensor,
+    miss_dst: Tensor,
+    miss_count: Tensor,
+    num_real_reqs: Tensor | None,
+    host_cache: Tensor,
+    device_buffer: Tensor,
+    item_size_bytes: int,
+) -> None:
+    """Same effects as :func:`sglang_hisparse_plugin.kernels.swap_in.copy_planned`, unchecked."""
+    real = miss_count.size(0) if num_real_reqs is None else min(miss_count.size(0), int(num_real_reqs[0]))
+    for row, misses in enumerate(miss_count[:real].tolist()):
+        _copy_rows(host_cache, device_buffer, miss_src[row, :misses], miss_dst[row, :misses], item_size_bytes)
+
+
+def _plan(
+    tokens: Tensor, buffer_tokens: Tensor, lru: Tensor, seq_len: int, tail: int, hot: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Find a slot for each selected token and update `buffer_tokens` and `lru` (one request's rows) in place.
+
+    Returns the slot of every entry (-1: none), the missed tokens in top-k order and the slots they take.
+    """
+    index = torch.arange(tokens.numel(), device=tokens.device)
+    valid = (tokens >= 0) & (tokens < seq_len)
+    in_tail = valid & (tokens >= tail)
+    slots = torch.where(in_tail, hot + 1 + tokens - tail, -1)
+    nothing = tokens[:0]
+    if seq_len <= hot:  # the whole sequence still lies in the buffer, in order
+        return torch.where(valid & ~in_tail, tokens, slots), nothing, nothing
+
+    newest = valid & ~in_tail & (tokens == seq_len - 1)
+    slots = torch.where(newest, hot, slots)
+    searched = valid & ~in_tail & ~newest
+    # first[t]: where token t first stands in the top-k; `absent` where it does not.
+    absent = tokens.numel()
+    first = torch.full((seq_len,), absent, dtype=torch.int64, device=tokens.device)
+    first.scatter_reduce_(0, tokens[searched], index[searched], "amin")
+
+    order = lru.long()
+    held = buffer_tokens[order].long()
+    known = (held >= 0) & (held < seq_len)
+    entry = torch.where(known, first[torch.where(known, held, 0)], absent)
+    hit = entry < absent
+    slots[entry[hit]] = order[hit]
+
+    missed = searched & (slots < 0) & (first[torch.where(searched, tokens, 0)] == index)
+    missed_tokens = tokens[missed]
+    evictable = order[~hit]
+    victims, stale = evictable[: missed_tokens.numel()], evictable[missed_tokens.numel() :]
+    slots[missed] = victims
+    buffer_tokens[victims] = missed_tokens.to(buffer_tokens.dtype)
+    lru.copy_(torch.cat([stale, victims, order[hit]]))  # next to be evicted ... most recently used
+
+    slots[searched] = slots[first[tokens[searched]]]  # repeated entries share the first one's slot
+    return slots, missed_tokens, victims
+
+
+def _copy_rows(source: Tensor, target: Tensor, src: Tensor, dst: Tensor, item_size_bytes: int) -> None:
+    rows = _bytes(source)[src.to(source.device), :item_size_bytes]
+    _bytes(target)[dst.to(target.device).long(), :item_size_bytes] = rows.to(target.device)
+
+
+def _bytes(cache: Tensor) -> Tensor:
+    """View [rows, ...] of any dtype as [rows, bytes]; a copy would lose the writes, so it must be a view."""
+    return cache.view(torch.uint8).view(cache.size(0), -1) if cache.is_contiguous() else _strided_bytes(cache)
+
+
+def _strided_bytes(cache: Tensor) -> Tensor:
+    width = cache[0].numel() * cache.element_size()
+    raw = cache.view(torch.uint8)
+    return raw.as_strided((cache.size(0), width), (raw.stride(0), 1))
