@@ -1,8 +1,8 @@
 """A series of diffs: read, applied to a source tree that stays untouched, written out again with full context.
 
-A folder holds the file ``series`` (one id per line, in order) and a patch file ``<id>.patch`` for each: DEP-3 header
-fields, then what ``git diff -U0`` prints. Stored without context, a diff quotes none of the source but the lines it
-changes; the blob ids in git's ``index`` lines then say which file it was made for.
+A folder holds the file ``series``, which lists patch files ``<id>.patch`` in order (as quilt and ``git quiltimport``
+read it), and those files: DEP-3 header fields, then what ``git diff -U0`` prints. Stored without context, a diff quotes
+none of the source but the lines it changes; the blob ids in git's ``index`` lines say which file it was made for.
 """
 
 from __future__ import annotations
@@ -94,11 +94,11 @@ def read(folder: Path) -> tuple[Patch, ...]:
     Raises:
         PatchError: a file is missing, malformed, or not in the series.
     """
-    ids = (folder / "series").read_text("utf-8").split()
-    present = {p.stem for p in folder.glob("*.patch")}
-    if strays := present ^ set(ids):
+    names = (folder / "series").read_text("utf-8").split()
+    present = {p.name for p in folder.glob("*.patch")}
+    if strays := present ^ set(names):
         raise PatchError(f"{folder}: the file series and the patch files disagree about {', '.join(sorted(strays))}")
-    return tuple(parse(name, (folder / f"{name}.patch").read_text("utf-8")) for name in ids)
+    return tuple(parse(name.removesuffix(".patch"), (folder / name).read_text("utf-8")) for name in names)
 
 
 def steps(patches: tuple[Patch, ...], source: Path) -> Iterator[Step]:

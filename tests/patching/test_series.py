@@ -58,7 +58,7 @@ def stored(tmp_path: Path) -> Path:
     return write(
         tmp_path / "stored",
         {
-            "series": "one\ntwo\n",
+            "series": "one.patch\ntwo.patch\n",
             "one.patch": HEADER + "\n" + "".join(diff(BEFORE[p], ONE[p], p) for p in ONE),
             "two.patch": HEADER + "\n" + "".join(diff(middle[p], TWO[p], p) for p in TWO),
         },
@@ -160,7 +160,7 @@ def test_a_malformed_patch_is_refused(source: Path, stored: Path, old: str, new:
         list(series.steps(series.read(stored), source))
 
 
-@pytest.mark.parametrize("ids", ["one\n", "one\ntwo\nthree\n"], ids=["left out", "missing"])
+@pytest.mark.parametrize("ids", ["one.patch\n", "one.patch\ntwo.patch\nthree.patch\n"], ids=["left out", "missing"])
 def test_series_and_patch_files_must_agree(stored: Path, ids: str) -> None:
     (stored / "series").write_text(ids)
     with pytest.raises(PatchError, match="disagree about t"):
