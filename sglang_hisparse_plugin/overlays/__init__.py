@@ -3,5 +3,29 @@
 from __future__ import annotations
 
 from ..patching.overlay import Overlay
+from . import (
+    batch_full,
+    checksum_drop,
+    chunked_abort,
+    direct_flag,
+    finish_unbuffered,
+    idle_staging,
+    pause_staged,
+    quick_finish,
+    retract_once,
+    retract_order,
+)
 
-OVERLAYS: tuple[Overlay, ...] = ()
+#: What the coordinator does comes before who calls it, so that no caller is sent to a coordinator that cannot cope.
+OVERLAYS: tuple[Overlay, ...] = (
+    finish_unbuffered.OVERLAY,
+    retract_once.OVERLAY,
+    direct_flag.OVERLAY,
+    retract_order.OVERLAY,
+    pause_staged.OVERLAY,
+    quick_finish.OVERLAY,
+    checksum_drop.OVERLAY,
+    chunked_abort.OVERLAY,
+    batch_full.OVERLAY,
+    idle_staging.OVERLAY,
+)
