@@ -61,10 +61,16 @@ def _list(options: argparse.Namespace) -> int:
     if options.json:
         print(json.dumps({"patches": list(patches.values())}, indent=2))
         return 0
-    table = Table("patch", "releases", "what it does", "upstream", "forwarded", box=None, pad_edge=False)
+    table = Table(box=None, pad_edge=False)
+    for column in ("patch", "releases", "upstream", "forwarded"):
+        table.add_column(column, no_wrap=True)
+    table.add_column("what it does")
     for entry in patches.values():
+        bug = entry["bug"].rpartition("/")
         what = entry["description"].splitlines()[0]
-        table.add_row(entry["id"], "\n".join(entry["releases"]), what, entry["bug"], entry["forwarded"])
+        table.add_row(
+            entry["id"], "\n".join(entry["releases"]), f"#{bug[2]}" if bug[1] else bug[2], entry["forwarded"], what
+        )
     Console().print(table)
     return 0
 
