@@ -34,6 +34,7 @@ def environment(sglang: Path | None, base: dict[str, str] | None = None) -> dict
     env["TRITON_INTERPRET"] = "1"  # the allocators' Triton kernels run as written, interpreted
     env["CUDA_VISIBLE_DEVICES"] = ""
     env["HF_HUB_OFFLINE"] = "1"
+    env["OMP_NUM_THREADS"] = "1"  # tensors here are tiny: threads that wait for each other cost more than they give
     return env
 
 

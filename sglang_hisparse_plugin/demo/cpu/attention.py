@@ -1,4 +1,4 @@
-"""Sparse attention and the DSA indexer in plain torch."""
+"""Sparse attention and top-k of `sgl_kernel` in plain torch."""
 
 from __future__ import annotations
 
@@ -7,8 +7,14 @@ from typing import Any
 
 
 def adapt_flash_mla(module: ModuleType) -> None:
-    """Set `flash_mla_sparse_fwd` in the `sgl_kernel.flash_mla` stub."""
+    """Set the sparse attention in the `sgl_kernel.flash_mla` stub."""
     module.flash_mla_sparse_fwd = flash_mla_sparse_fwd  # type: ignore[attr-defined]
+
+
+def adapt_top_k(module: ModuleType) -> None:
+    """Set the top-k selections of the DSA indexer in the `sgl_kernel` stub."""
+    for function in (fast_topk_v2, fast_topk_transform_fused):
+        setattr(module, function.__name__, function)
 
 
 def flash_mla_sparse_fwd(
@@ -18,11 +24,11 @@ def flash_mla_sparse_fwd(
 
     Args:
         q: (tokens, heads, dim).
-        kv: (rows, 1, dim), the pool's buffer of one layer; the first `d_v` of a row are its value.
+        kv: (rows, 1, dim), the pool's buffer of one layer; the first `d_v` entries of a row are its value.
         indices: (tokens, 1, top_k) int32 rows; negative ones are skipped.
 
     Returns:
-        (tokens, heads, d_v) in the dtype of `q`, and two Nones in place of the maxima and log-sum-exps nobody reads.
+        (tokens, heads, d_v) in the dtype of `q`, and two Nones for the maxima and log-sum-exps, which nobody reads.
     """
     import torch
 
@@ -32,3 +38,41 @@ def flash_mla_sparse_fwd(
     scores.masked_fill_((rows < 0).unsqueeze(1), float("-inf"))
     weights = scores.softmax(-1).nan_to_num(0.0)
     return torch.einsum("thk,tkd->thd", weights, keys[..., :d_v]).to(q.dtype), None, None
+
+
+def fast_topk_v2(score: Any, lengths: Any, topk: int, row_starts: Any = None) -> Any:
+    """Columns of the `topk` largest of the first `lengths[i]` scores of each row, -1 where a row is shorter.
+
+    Args:
+        score: (rows, columns) float32.
+        lengths: (rows,) int32.
+        row_starts: must be None: the CPU indexer gives each row its own columns from 0.
+
+    Returns:
+        (rows, topk) int32.
+    """
+    import torch
+
+    if row_starts is not None:
+        raise NotImplementedError("row_starts has no CPU stand-in")
+    columns = torch.arange(score.shape[1])
+    masked = score.masked_fill(columns >= lengths.unsqueeze(1), float("-inf"))
+    values, found = masked.topk(min(topk, score.shape[1]), dim=1)
+    found = found.masked_fill(values == float("-inf"), -1)
+    return torch.nn.functional.pad(found, (0, topk - found.shape[1]), value=-1).to(torch.int32)
+
+
+def fast_topk_transform_fused(
+    score: Any, lengths: Any, page_table_size_1: Any, cu_seqlens_q: Any, topk: int, row_starts: Any = None
+) -> Any:
+    """`fast_topk_v2`, then the pool row of each column.
+
+    Args:
+        page_table_size_1: (requests, columns) int32, pool row of each position.
+        cu_seqlens_q: (requests + 1,) int32, first row of `score` of each request.
+    """
+    import torch
+
+    found = fast_topk_v2(score, lengths, topk, row_starts).long()
+    request = torch.bucketize(torch.arange(score.shape[0]), cu_seqlens_q[1:].long(), right=True)
+    return page_table_size_1[request.unsqueeze(1), found.clamp(min=0)].masked_fill(found < 0, -1).to(torch.int32)

@@ -16,8 +16,19 @@ import wrapt
 _AFTER_IMPORT = {
     "torch": ("torch_cpu", "adapt"),
     "sglang.srt.mem_cache.hisparse_memory_pool": ("transfers", "adapt"),
+    "sglang.srt.mem_cache.memory_pool": ("transfers", "adapt_pool"),
+    "sglang.srt.model_executor.model_runner": ("model_runner", "adapt"),
     "sglang.jit_kernel.hisparse": ("swap_in", "adapt"),
     "sglang.kernels.ops.kvcache.hisparse": ("swap_in", "adapt"),
+    "sglang.srt.layers.attention.nsa.nsa_indexer": ("indexer", "adapt"),
+    "sglang.srt.layers.attention.dsa.dsa_indexer": ("indexer", "adapt"),
+}
+
+#: the same for stubs of `sgl_kernel`
+_STUBBED = {
+    "sgl_kernel": ("attention", "adapt_top_k"),
+    "sgl_kernel.flash_mla": ("attention", "adapt_flash_mla"),
+    "sgl_kernel.kvcacheio": ("transfers", "adapt"),
 }
 
 
@@ -58,10 +69,8 @@ class _StubLoader(importlib.abc.Loader):
         return _Stub(spec.name)
 
     def exec_module(self, module: ModuleType) -> None:
-        if module.__name__ == "sgl_kernel.kvcacheio":
-            importlib.import_module(f"{__package__}.transfers").adapt(module)
-        elif module.__name__ == "sgl_kernel.flash_mla":
-            importlib.import_module(f"{__package__}.attention").adapt_flash_mla(module)
+        if module.__name__ in _STUBBED:
+            _Deferred(*_STUBBED[module.__name__])(module)
 
 
 class _Stub(ModuleType):

@@ -57,3 +57,18 @@ def _rows(address: int, indices: np.ndarray[Any, Any], item_size: int) -> np.nda
     count = int(indices.max()) + 1
     raw = (ctypes.c_uint8 * (count * item_size)).from_address(address)
     return np.frombuffer(raw, dtype=np.uint8).reshape(count, item_size)
+
+
+def adapt_pool(module: ModuleType) -> None:
+    """Set the write of new rows in SGLang's memory pool module."""
+    module.set_mla_kv_buffer_triton = set_mla_kv_buffer_triton  # type: ignore[attr-defined]
+
+
+def set_mla_kv_buffer_triton(kv_buffer: Any, loc: Any, cache_k_nope: Any, cache_k_rope: Any) -> None:
+    """New rows into the pool. The Triton kernel would run interpreted, a row at a time, or not at all for many rows.
+
+    Args:
+        kv_buffer: (rows, 1, nope + rope). loc: (n,) integer rows. cache_k_nope, cache_k_rope: (n, 1, nope), (n, 1, rope).
+    """
+    nope = cache_k_nope.shape[-1]
+    kv_buffer[loc.long(), ..., :nope], kv_buffer[loc.long(), ..., nope:] = cache_k_nope, cache_k_rope

@@ -1,0 +1,77 @@
+"""The DSA indexer in plain torch: the model's own weights, the real pool's index-key buffer, float8 and all."""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Any
+
+FP8_MAX = 448.0  #: of float8 e4m3
+
+
+def adapt(module: ModuleType) -> None:
+    """Give SGLang's `Indexer` the forward pass that its CPU dispatch looks for."""
+    module.Indexer.forward_native = forward  # type: ignore[attr-defined]
+
+
+def forward(
+    self: Any, x: Any, q_lora: Any, positions: Any, forward_batch: Any, layer_id: int, return_indices: bool = True
+) -> Any:
+    """Store the new tokens' index keys and select `index_topk` tokens for each query.
+
+    The Hadamard rotation is left out: it changes neither a dot product nor, for long, a rounding error.
+
+    Args:
+        x: (tokens, hidden) bfloat16. q_lora: (tokens, q_lora_rank) bfloat16. positions: (tokens,) int64.
+
+    Returns:
+        (tokens, index_topk) int32, as positions or as pool rows, whichever SGLang's `topk_transform` was asked for.
+    """
+    metadata = forward_batch.attn_backend.get_indexer_metadata(layer_id, forward_batch)
+    query = self.wq_b(q_lora)[0].view(-1, self.n_heads, self.head_dim)
+    key = self.k_norm(self.wk(x)[0])
+    rope = slice(0, self.rope_head_dim)
+    rotated = self.rotary_emb(positions, query[..., rope], key[:, None, rope])
+    query[..., rope], key[:, rope] = rotated[0].flatten(0, -3), rotated[1].flatten(0, -2)
+    gates = x.float() @ self.weights_proj.weight.float().T
+
+    pool = forward_batch.token_to_kv_pool
+    pages = pool.get_index_k_with_scale_buffer(layer_id=layer_id)
+    _store(pages, forward_batch.out_cache_loc, key, pool.page_size)
+    if not return_indices:
+        return None
+    return metadata.topk_transform(_logits(query, gates, pages, pool.page_size, metadata), self.index_topk)
+
+
+def _store(pages: Any, locations: Any, key: Any, page_size: int) -> None:
+    """Quantise as SGLang does: float8 with one power-of-two scale per key. A page is all its keys, then all its scales."""
+    import torch
+
+    scale = torch.exp2(torch.ceil(torch.log2(key.float().abs().amax(-1, keepdim=True).clamp(min=1e-4) / FP8_MAX)))
+    keys, scales = _fields(pages, key.shape[-1], page_size)
+    page, offset = locations // page_size, locations % page_size
+    keys[page, offset] = (key.float() / scale).to(torch.float8_e4m3fn).view(torch.uint8)
+    scales[page, offset] = scale.view(torch.uint8)
+
+
+def _fields(pages: Any, head_dim: int, page_size: int) -> tuple[Any, Any]:
+    """Views (pages, page_size, head_dim) and (pages, page_size, 4) of the bytes of an index-key buffer."""
+    split = page_size * head_dim
+    return pages[:, :split].unflatten(1, (page_size, head_dim)), pages[:, split:].unflatten(1, (page_size, 4))
+
+
+def _logits(query: Any, gates: Any, pages: Any, page_size: int, metadata: Any) -> Any:
+    """(tokens, longest context) float32; columns count from the start of each token's own request."""
+    import torch
+
+    tables = metadata.get_page_table_64().long()
+    counts = metadata.get_nsa_extend_len_cpu()
+    logits = torch.full((query.shape[0], tables.shape[1] * page_size), float("-inf"))
+    keys, scales = _fields(pages, query.shape[-1], page_size)
+    start = 0
+    for table, count in zip(tables, counts, strict=True):
+        rows = slice(start, start + count)
+        key = keys[table].view(torch.float8_e4m3fn).float() * scales[table].contiguous().view(torch.float32)
+        scores = torch.einsum("thd,kd->thk", query[rows].float(), key.flatten(0, 1)).relu()
+        logits[rows] = torch.einsum("thk,th->tk", scores, gates[rows])
+        start += count
+    return logits

@@ -1,0 +1,39 @@
+"""From 0.5.11 on, SGLang builds the HiSparse coordinator only where it initialises a GPU; here it does so on the CPU."""
+
+from __future__ import annotations
+
+import inspect
+from types import ModuleType
+from typing import Any
+
+import wrapt
+
+
+def adapt(module: ModuleType) -> None:
+    """Build the coordinator after the attention backend, which is where the GPU branch builds it."""
+    wrapt.wrap_function_wrapper(module, "ModelRunner.init_attention_backend", _then_coordinator)
+
+
+def _then_coordinator(wrapped: Any, runner: Any, args: Any, kwargs: Any) -> Any:
+    result = wrapped(*args, **kwargs)
+    if runner.server_args.enable_hisparse and runner.hisparse_coordinator is None and not runner.is_draft_worker:
+        runner.hisparse_coordinator = _coordinator(runner)
+    return result
+
+
+def _coordinator(runner: Any) -> Any:
+    from sglang.srt.managers.hisparse_coordinator import HiSparseCoordinator
+    from sglang.srt.mem_cache.sparsity import parse_hisparse_config
+
+    config = parse_hisparse_config(runner.server_args)
+    arguments = {
+        "req_to_token_pool": runner.req_to_token_pool,
+        "token_to_kv_pool_allocator": runner.token_to_kv_pool_allocator,
+        "top_k": runner.model_config.hf_text_config.index_topk,
+        "device_buffer_size": config.device_buffer_size,
+        "device": runner.device,
+        "tp_group": runner.tp_group.cpu_group,
+        "host_to_device_ratio": config.host_to_device_ratio,
+    }
+    known = inspect.signature(HiSparseCoordinator.__init__).parameters
+    return HiSparseCoordinator(**{name: value for name, value in arguments.items() if name in known})

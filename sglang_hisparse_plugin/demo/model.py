@@ -1,0 +1,325 @@
+"""The pointer-chasing model: DeepSeek-V3.2 weights written down, not trained, and prompts whose continuation is known.
+
+A prompt is a shuffled list of *edges*, most of them distractors. The last edge names the key to look up first. Each step
+the model finds the one edge with that key, anywhere in the context, and repeats it; the edge's value is the next key.
+After one lap around the cycle it looks the keys up in what it generated itself, not in the prompt. So every step
+depends on one particular row of the KV cache, in each of two layers: the first contributes the high digit of the
+answer, the second the low digit. A row that is lost, stale or in the wrong place gives another token.
+
+The answer of a prompt is computed by a dictionary (`walk`), never by a model.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+# --- The language -----------------------------------------------------------------------------------------------------
+STAGES, WIDTH = 64, 4  #: a cycle visits STAGES stages, one of WIDTH keys in each; a choice at a key picks the next one
+KEYS = STAGES * WIDTH
+CONTENTS = KEYS * WIDTH  #: (key, choice)
+BASE = 32  #: the two digits of a content
+PROMPT, FIRST_LAP, LATER_LAP = range(3)  #: who wrote a token; each lap looks its keys up in the one before
+TAGS = 3
+HOME = 0  #: the key every cycle passes and where a lap ends
+RESERVED = 64  #: ids below are no edges (begin and end of sequence, padding)
+VOCABULARY = RESERVED + TAGS * CONTENTS
+
+assert BASE * BASE == CONTENTS
+
+
+@dataclass(frozen=True)
+class Edge:
+    """A token: `key` and a `choice` of the next key, written by `tag`."""
+
+    tag: int
+    key: int
+    choice: int
+
+    @property
+    def token(self) -> int:
+        return RESERVED + (self.tag * KEYS + self.key) * WIDTH + self.choice
+
+    @classmethod
+    def of(cls, token: int) -> Edge:
+        rest, choice = divmod(token - RESERVED, WIDTH)
+        return cls(*divmod(rest, KEYS), choice)
+
+    @property
+    def content(self) -> int:
+        return self.key * WIDTH + self.choice
+
+    @property
+    def address(self) -> int:
+        """What a look-up finds this edge by."""
+        return self.tag * KEYS + self.key
+
+    @property
+    def value(self) -> int:
+        return (self.key // WIDTH + 1) % STAGES * WIDTH + self.choice
+
+    @property
+    def next_tag(self) -> int:
+        return FIRST_LAP if self.tag == PROMPT else min(LATER_LAP, self.tag + (self.value == HOME))
+
+    @property
+    def wanted(self) -> int:
+        """The address to look up next."""
+        return (self.next_tag - 1) * KEYS + self.value
+
+
+def prompt(length: int, seed: int) -> list[int]:
+    """Token ids of a prompt with one random cycle, its edges in random places among distractors.
+
+    Args:
+        length: tokens, at least STAGES + 1.
+    """
+    rng = random.Random(seed)
+    members = [HOME % WIDTH] + [rng.randrange(WIDTH) for _ in range(STAGES - 1)]
+    cycle = [Edge(PROMPT, s * WIDTH + members[s], members[(s + 1) % STAGES]) for s in range(STAGES)]
+    on_cycle = {edge.key for edge in cycle}
+    off_cycle = [key for key in range(KEYS) if key not in on_cycle]
+    fill = length - 1 - STAGES
+    if fill < 0:
+        raise ValueError(f"a prompt has at least {STAGES + 1} tokens, not {length}")
+    edges = cycle + [Edge(PROMPT, rng.choice(off_cycle), rng.randrange(WIDTH)) for _ in range(fill)]
+    rng.shuffle(edges)
+    last = next(key for key in off_cycle if key // WIDTH == STAGES - 1)
+    return [edge.token for edge in [*edges, Edge(PROMPT, last, HOME)]]
+
+
+def walk(tokens: list[int], steps: int) -> list[int]:
+    """The `steps` tokens that rightly follow a prompt, by dictionary look-up."""
+    edges = [Edge.of(token) for token in tokens]
+    written = {edge.address: edge for edge in edges}
+    current, answer = edges[-1], []
+    for _ in range(steps):
+        found = written[current.wanted]
+        current = Edge(current.next_tag, found.key, found.choice)
+        written[current.address] = current
+        answer.append(current.token)
+    return answer
+
+
+def needed_position(tokens: list[int], step: int) -> int:
+    """The position (in prompt and answer) of the one row that step `step` (from 0) must read."""
+    history = tokens + walk(tokens, step)
+    wanted = Edge.of(history[-1]).wanted
+    return max(i for i, token in enumerate(history) if Edge.of(token).address == wanted)
+
+
+# --- The weights ------------------------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class Dims:
+    """Sizes that a device's kernels accept; the language and the answer do not depend on them."""
+
+    heads: int
+    kv_lora_rank: int
+    qk_nope_head_dim: int
+    v_head_dim: int
+    index_heads: int
+    index_topk: int
+    q_lora_rank: int = 128
+    hidden: int = 384
+    rope: int = 64
+    index_head_dim: int = 128
+    intermediate: int = 128
+    layers: int = 2
+
+
+CPU = Dims(heads=4, kv_lora_rank=128, qk_nope_head_dim=64, v_head_dim=64, index_heads=4, index_topk=32)
+CUDA = Dims(heads=64, kv_lora_rank=512, qk_nope_head_dim=128, v_head_dim=128, index_heads=64, index_topk=2048)
+
+CODE = 64  #: length of an address code, entries +-1 that sum to zero
+OVERLAP = 28  #: the largest dot product of two different codes (CODE with itself)
+SHARPNESS = 8.0  #: of attention: exp(-SHARPNESS * (CODE - OVERLAP) * softmax scale) is what a wrong row weighs
+DIGIT = 8.0  #: of a one-hot entry, so that it weighs in RMS norms as much as a code
+
+# Subspaces of the hidden state, as slices.
+WANTED = slice(0, CODE)  # code of the address to look up
+ADDRESS = slice(CODE, 2 * CODE)  # code of the token's own address
+OWN = (slice(128, 160), slice(160, 192))  # the token's digits: high, low
+FOUND = (slice(192, 224), slice(224, 256))  # digits found by layer 0, by layer 1
+NEXT_TAG = slice(256, 258)  # one-hot, of the token to be written
+
+
+def address_codes(seed: int = 0) -> Any:
+    """(TAGS * KEYS, CODE) float32 of +-1, each row summing to 0, any two rows with a dot product of at most OVERLAP."""
+    import torch
+
+    generator = torch.Generator().manual_seed(seed)
+    codes = torch.empty(0, CODE)
+    half = torch.cat([torch.ones(CODE // 2), -torch.ones(CODE // 2)])
+    while len(codes) < TAGS * KEYS:
+        code = half[torch.randperm(CODE, generator=generator)]
+        if not len(codes) or (codes @ code).max() <= OVERLAP:
+            codes = torch.cat([codes, code[None]])
+    return codes
+
+
+def content_digits(seed: int = 0) -> list[tuple[int, int]]:
+    """High and low digit of every content; shuffled, so that neither says anything about the key."""
+    numbers = list(range(CONTENTS))
+    random.Random(seed).shuffle(numbers)
+    return [divmod(number, BASE) for number in numbers]
+
+
+def tensors(dims: Dims) -> dict[str, Any]:
+    """Every weight by its Hugging Face name, bfloat16 (the index key norm float32)."""
+    import torch
+
+    weights = {"model.norm.weight": torch.ones(dims.hidden)}
+    weights["model.embed_tokens.weight"], weights["lm_head.weight"] = _vocabulary(dims)
+    for layer in range(dims.layers):
+        for name, tensor in _layer(dims, digit=layer).items():
+            weights[f"model.layers.{layer}.{name}"] = tensor
+    return {
+        name: tensor.to(torch.float32 if "k_norm" in name else torch.bfloat16).contiguous()
+        for name, tensor in weights.items()
+    }
+
+
+def _vocabulary(dims: Dims) -> tuple[Any, Any]:
+    import torch
+
+    codes, digits = address_codes(), content_digits()
+    embed, head = torch.zeros(VOCABULARY, dims.hidden), torch.zeros(VOCABULARY, dims.hidden)
+    for token in range(RESERVED, VOCABULARY):
+        edge = Edge.of(token)
+        embed[token, WANTED] = codes[edge.wanted]
+        embed[token, ADDRESS] = codes[edge.address]
+        embed[token, NEXT_TAG.start + edge.next_tag - FIRST_LAP] = DIGIT
+        for own, found, digit in zip(OWN, FOUND, digits[edge.content], strict=True):
+            embed[token, own.start + digit] = DIGIT
+            if edge.tag != PROMPT:
+                head[token, found.start + digit] = 1.0
+        if edge.tag != PROMPT:
+            head[token, NEXT_TAG.start + edge.tag - FIRST_LAP] = 1.0
+    return embed, head
+
+
+def _layer(dims: Dims, digit: int) -> dict[str, Any]:
+    import torch
+
+    def zeros(*shape: int) -> Any:
+        return torch.zeros(*shape)
+
+    code, ones = torch.eye(CODE), torch.eye(BASE)
+    q_a = zeros(dims.q_lora_rank, dims.hidden)
+    q_a[:CODE, WANTED] = code
+    q_b = zeros(dims.heads, dims.qk_nope_head_dim + dims.rope, dims.q_lora_rank)
+    q_b[:, :CODE, :CODE] = code * SHARPNESS
+
+    # A row of the KV cache: address code, then this layer's digit. Nothing in the rotary part: position plays no role.
+    kv_a = zeros(dims.kv_lora_rank + dims.rope, dims.hidden)
+    kv_a[:CODE, ADDRESS] = code
+    kv_a[CODE : CODE + BASE, OWN[digit]] = ones
+    kv_b = zeros(dims.heads, dims.qk_nope_head_dim + dims.v_head_dim, dims.kv_lora_rank)
+    kv_b[:, :CODE, :CODE] = code
+    kv_b[:, dims.qk_nope_head_dim : dims.qk_nope_head_dim + BASE, CODE : CODE + BASE] = ones
+    o = zeros(dims.hidden, dims.heads, dims.v_head_dim)
+    o[FOUND[digit], :, :BASE] = ones[:, None, :] / dims.heads
+
+    # The indexer asks the same question. Rotary entries come first and stay zero, LayerNorm's weight sees to it.
+    nope = slice(dims.rope, dims.rope + CODE)
+    index_q = zeros(dims.index_heads, dims.index_head_dim, dims.q_lora_rank)
+    index_q[:, nope, :CODE] = code
+    index_k = zeros(dims.index_head_dim, dims.hidden)
+    index_k[nope, ADDRESS] = code
+    index_norm = zeros(dims.index_head_dim)
+    index_norm[nope] = 1.0
+    gates = zeros(dims.index_heads, dims.hidden)
+    gates[:, NEXT_TAG] = 1.0
+
+    return {
+        "input_layernorm.weight": torch.ones(dims.hidden),
+        "self_attn.q_a_proj.weight": q_a,
+        "self_attn.q_a_layernorm.weight": torch.full((dims.q_lora_rank,), (CODE / dims.q_lora_rank) ** 0.5),
+        "self_attn.q_b_proj.weight": q_b.flatten(0, 1),
+        "self_attn.kv_a_proj_with_mqa.weight": kv_a,
+        # entries of a row keep their size whatever the rank: RMS norm divides by sqrt((CODE + DIGIT**2) / rank)
+        "self_attn.kv_a_layernorm.weight": torch.full(
+            (dims.kv_lora_rank,), ((CODE + DIGIT**2) / dims.kv_lora_rank) ** 0.5
+        ),
+        "self_attn.kv_b_proj.weight": kv_b.flatten(0, 1),
+        "self_attn.o_proj.weight": o.flatten(1, 2),
+        "self_attn.indexer.wq_b.weight": index_q.flatten(0, 1),
+        "self_attn.indexer.wk.weight": index_k,
+        "self_attn.indexer.k_norm.weight": index_norm,
+        "self_attn.indexer.k_norm.bias": zeros(dims.index_head_dim),
+        "self_attn.indexer.weights_proj.weight": gates,
+        "post_attention_layernorm.weight": torch.ones(dims.hidden),
+        "mlp.gate_proj.weight": zeros(dims.intermediate, dims.hidden),
+        "mlp.up_proj.weight": zeros(dims.intermediate, dims.hidden),
+        "mlp.down_proj.weight": zeros(dims.hidden, dims.intermediate),
+    }
+
+
+def config(dims: Dims) -> dict[str, Any]:
+    """The `config.json` of DeepSeek-V3.2 with these sizes; every layer dense, its MLP zero."""
+    return {
+        "architectures": ["DeepseekV32ForCausalLM"],
+        "model_type": "deepseek_v32",
+        "attention_bias": False,
+        "attention_dropout": 0.0,
+        "bos_token_id": 0,
+        "eos_token_id": 1,
+        "ep_size": 1,
+        "first_k_dense_replace": dims.layers,
+        "hidden_act": "silu",
+        "hidden_size": dims.hidden,
+        "index_head_dim": dims.index_head_dim,
+        "index_n_heads": dims.index_heads,
+        "index_topk": dims.index_topk,
+        "initializer_range": 0.02,
+        "intermediate_size": dims.intermediate,
+        "kv_lora_rank": dims.kv_lora_rank,
+        "max_position_embeddings": 163840,
+        "moe_intermediate_size": dims.intermediate,
+        "moe_layer_freq": 1,
+        "n_group": 1,
+        "n_routed_experts": 8,
+        "n_shared_experts": 1,
+        "norm_topk_prob": True,
+        "num_attention_heads": dims.heads,
+        "num_experts_per_tok": 2,
+        "num_hidden_layers": dims.layers,
+        "num_key_value_heads": dims.heads,
+        "num_nextn_predict_layers": 0,
+        "q_lora_rank": dims.q_lora_rank,
+        "qk_nope_head_dim": dims.qk_nope_head_dim,
+        "qk_rope_head_dim": dims.rope,
+        "rms_norm_eps": 1e-06,
+        "rope_scaling": {
+            "beta_fast": 32,
+            "beta_slow": 1,
+            "factor": 40,
+            "mscale": 1.0,
+            "mscale_all_dim": 1.0,
+            "original_max_position_embeddings": 4096,
+            "type": "yarn",
+        },
+        "rope_theta": 10000,
+        "routed_scaling_factor": 1.0,
+        "scoring_func": "sigmoid",
+        "tie_word_embeddings": False,
+        "topk_group": 1,
+        "topk_method": "noaux_tc",
+        "torch_dtype": "bfloat16",
+        "use_cache": True,
+        "v_head_dim": dims.v_head_dim,
+        "vocab_size": VOCABULARY,
+    }
+
+
+def write(folder: Path, dims: Dims) -> Path:
+    """Write `config.json` and `model.safetensors` into `folder` (made if missing) and return it."""
+    from safetensors.torch import save_file
+
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config(dims), indent=1))
+    save_file(tensors(dims), str(folder / "model.safetensors"), metadata={"format": "pt"})
+    return folder
