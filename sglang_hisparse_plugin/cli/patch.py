@@ -47,7 +47,7 @@ def run(options: argparse.Namespace) -> int:
         return {"list": _list, "export": _export, "verify": _verify}[options.action](options)
     except series.PatchError as error:
         return _fail(options, error, 1)
-    except (UsageError, installation.NotInstalled, releases.ReleaseUnavailable, OSError) as error:
+    except (UsageError, installation.NotInstalled, releases.ReleaseUnavailable) as error:
         return _fail(options, error, 2)
 
 
@@ -85,19 +85,26 @@ def _export(options: argparse.Namespace) -> int:
             f"{error}\n{sglang.root} is not the source of SGLang {release}. Export from an unpacked wheel of {release} "
             "(--sglang-path) and let `patch -p1` or `git apply --3way` carry the result over."
         ) from None
-    output = options.output or Path(f"hisparse-patches-{release}")
     texts = {f"{step.patch.id}.patch": series.with_context(step) for step in steps}
     texts["series"] = "".join(f"{name}\n" for name in texts)
-    if edited := [n for n, t in texts.items() if (output / n).exists() and (output / n).read_text("utf-8") != t]:
-        raise UsageError(f"{output} has another {', '.join(edited)}; name another folder with -o, or remove it first")
-    output.mkdir(parents=True, exist_ok=True)
-    for name, text in texts.items():
-        (output / name).write_text(text, "utf-8", newline="")
+    output = options.output or Path(f"hisparse-patches-{release}")
+    try:
+        _write(texts, output)
+    except OSError as error:
+        raise UsageError(f"cannot write to {output}: {error}; name another folder with -o") from error
     print(
         f"Wrote {len(steps)} patches for SGLang {release} to {output}. In a copy of the folder that holds sglang/:\n"
         f"  xargs -I{{}} git apply {output.resolve()}/{{}} < {output.resolve()}/series"
     )
     return 0
+
+
+def _write(texts: dict[str, str], output: Path) -> None:
+    if edited := [n for n, t in texts.items() if (output / n).exists() and (output / n).read_text("utf-8") != t]:
+        raise UsageError(f"{output} has another {', '.join(edited)}; name another folder with -o, or remove it first")
+    output.mkdir(parents=True, exist_ok=True)
+    for name, text in texts.items():
+        (output / name).write_text(text, "utf-8", newline="")
 
 
 def _verify(options: argparse.Namespace) -> int:

@@ -1,0 +1,142 @@
+"""The stored series do to each release's real source what the overlays do; a broken one is noticed."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from collections.abc import Callable
+from datetime import date
+from pathlib import Path
+
+import pytest
+
+from sglang_hisparse_plugin.overlays import OVERLAYS
+from sglang_hisparse_plugin.patching import proof, series
+from sglang_hisparse_plugin.patching.series import blob_id
+
+from .conftest import OLD
+
+Source = Callable[[str], Path]
+
+STORED = series.stored()
+PATCHES = [
+    pytest.param(release, patch, id=f"{release}-{patch.id}")
+    for release in STORED
+    for patch in series.read(STORED[release])
+]
+OVERLAY = {overlay.id: overlay for overlay in OVERLAYS}
+
+
+def test_the_oldest_and_the_newest_release_have_a_series() -> None:
+    assert [*STORED] == [OLD, "0.5.23"]
+
+
+@pytest.mark.parametrize("release", STORED)
+def test_a_series_equals_the_overlays(release: str, source: Source) -> None:
+    assert proof.mismatches(series.read(STORED[release]), OVERLAYS, source(release)) == []
+
+
+@pytest.mark.parametrize(("release", "patch"), PATCHES)
+def test_the_header_says_where_the_patch_stands(release: str, patch: series.Patch) -> None:
+    overlay = OVERLAY[patch.id]
+    assert re.fullmatch(r"no|not-needed|https://\S+", patch.fields["Forwarded"])
+    assert re.fullmatch(r"none reported|https://github\.com/\S+/\d+", patch.fields["Bug"])
+    assert date.fromisoformat(patch.fields["Last-Update"]) <= date.today()
+    assert overlay.id in patch.fields["Origin"]
+    assert patch.fields.get("Applied-Upstream") == overlay.fixed_since
+    assert set(re.findall(r"#(\d+)", overlay.origin)) <= set(re.findall(r"\d+", patch.fields["Bug"]))
+
+
+@pytest.mark.parametrize(("release", "patch"), PATCHES)
+def test_nothing_is_quoted_but_changed_lines(release: str, patch: series.Patch) -> None:
+    hunks = [hunk for file in patch.files for hunk in file]
+    assert not any(hunk.section_header for hunk in hunks)
+    assert not any(line.is_context for hunk in hunks for line in hunk)
+
+
+@pytest.mark.parametrize("release", STORED)
+@pytest.mark.parametrize("command", [["git", "apply"], ["patch", "-p1", "--fuzz=0", "-i"]], ids=["git", "patch"])
+def test_git_and_patch_make_the_same_of_the_export(
+    release: str, command: list[str], source: Source, copied: Source, tmp_path: Path
+) -> None:
+    tree, expected = copied(release), {}
+    for step in series.steps(series.read(STORED[release]), source(release)):
+        (tmp_path / "one.patch").write_text(series.with_context(step))
+        subprocess.run([*command, tmp_path / "one.patch"], cwd=tree, check=True, capture_output=True)
+        expected |= {change.path: change.after for change in step.changes}
+    assert {path: (tree / path).read_text() for path in expected} == expected
+
+
+@pytest.mark.parametrize("release", STORED)
+def test_a_series_does_not_apply_to_the_next_release(release: str, source: Source) -> None:
+    other = "0.5.11" if release == OLD else "0.5.20"
+    with pytest.raises(series.Drift, match=r"sglang/srt/\S+\.py:\d+: expected .*, found "):
+        list(series.steps(series.read(STORED[release]), source(other)))
+
+
+# One changed line in each patch, as a slip of the keyboard would; the blob ids are made to fit, so that only the probe
+# of the overlay can tell.
+SLIPS = [
+    ("finish-unbuffered", "if current_cap > 0:", "if current_cap >= 0:"),
+    ("retract-once", "is None or req.finished():", "is None:"),
+    ("direct-flag", "+        req.hisparse_staging = False", "+        req.hisparse_staging = True"),
+    ("retract-order", "coordinator.retract_req(req)\ndiff", "coordinator.retract_req(idx)\ndiff"),
+    ("pause-staged", "coordinator.ack_staging_queue", "coordinator.ack_queue"),
+    ("quick-finish", "coordinator.request_finished(req)", "coordinator.retract_req(req)"),
+    ("batch-full", "batch_is_full = False", "batch_is_full = True"),
+    ("idle-staging", "has_ongoing_staging()", "has_ongoing_stagings()"),
+]
+
+
+def test_every_patch_of_the_old_release_has_a_slip() -> None:
+    assert [slip[0] for slip in SLIPS] == [patch.id for patch in series.read(STORED[OLD])]
+
+
+@pytest.mark.parametrize(("name", "old", "new"), SLIPS, ids=[slip[0] for slip in SLIPS])
+def test_a_slip_is_caught_by_the_probe(name: str, old: str, new: str, edited: Path, source: Source) -> None:
+    patch = edited / f"{name}.patch"
+    assert patch.read_text().count(old) == 1
+    patch.write_text(patch.read_text().replace(old, new))
+    refit(edited, source(OLD))
+    found = proof.mismatches(series.read(edited), OVERLAYS, source(OLD))
+    assert [line for line in found if line.startswith(f"{name}: the probe of {name} should say Fixed, says ")], found
+
+
+def test_a_slip_is_caught_by_the_blob_id_too(edited: Path, source: Source) -> None:
+    patch = edited / "direct-flag.patch"
+    patch.write_text(patch.read_text().replace("+        req.hisparse_staging", "+        req.staging_hisparse"))
+    found = proof.mismatches(series.read(edited), OVERLAYS, source(OLD))
+    assert [line for line in found if "direct-flag: sglang/srt/managers/hisparse_coordinator.py: the result" in line]
+
+
+def test_a_patch_left_out_is_caught(edited: Path, source: Source) -> None:
+    (edited / "idle-staging.patch").unlink()
+    names = (edited / "series").read_text()
+    (edited / "series").write_text(names.replace("idle-staging.patch\n", ""))
+    assert len(proof.mismatches(series.read(edited), OVERLAYS, source(OLD))) == 1
+
+
+def test_a_wrong_order_is_caught(edited: Path, source: Source) -> None:
+    names = (edited / "series").read_text().splitlines()
+    (edited / "series").write_text("\n".join([names[0], names[2], names[1], *names[3:]]) + "\n")
+    refit(edited, source(OLD))
+    [line] = proof.mismatches(series.read(edited), OVERLAYS, source(OLD))
+    assert line.startswith("the series is finish-unbuffered, direct-flag, retract-once")
+
+
+def refit(folder: Path, tree: Path) -> None:
+    """Write the blob ids of a series anew, for the texts its patches make now."""
+    work = folder.parent / "refit"
+    shutil.rmtree(work, ignore_errors=True)
+    for path in {file.path for patch in series.read(folder) for file in patch.files}:
+        (work / path).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(tree / path, work / path)
+    for name in (folder / "series").read_text().split():
+        patch, text = series.parse("", (folder / name).read_text()), (folder / name).read_text()
+        before = {file.path: blob_id((work / file.path).read_text()) for file in patch.files}
+        subprocess.run(["git", "apply", "--unidiff-zero", folder / name], cwd=work, check=True)
+        for path, blob in before.items():
+            after = blob_id((work / path).read_text())
+            text = re.sub(rf"(a/{path} b/{path}\nindex )\S+", rf"\g<1>{blob}..{after}", text)
+        (folder / name).write_text(text)
