@@ -46,7 +46,12 @@ def swap_in(
         rid = rids[row]
         tokens = top_k_tokens[row, :num_top_k].long()
         slots, missed_tokens, victims = _plan(
-            tokens, device_buffer_tokens[rid], lru_slots[rid], lengths[row], tails[row], hot_buffer_size
+            tokens,
+            device_buffer_tokens[rid],
+            lru_slots[rid],
+            seq_len=lengths[row],
+            tail=tails[row],
+            hot=hot_buffer_size,
         )
         locs = device_buffer_locs[rid]
         found = (slots >= 0) & (slots < locs.size(0))
@@ -80,7 +85,7 @@ def copy_planned(
 
 
 def _plan(
-    tokens: Tensor, buffer_tokens: Tensor, lru: Tensor, seq_len: int, tail: int, hot: int
+    tokens: Tensor, buffer_tokens: Tensor, lru: Tensor, *, seq_len: int, tail: int, hot: int
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Find a slot for each selected token and update `buffer_tokens` and `lru` (one request's rows) in place.
 

@@ -1,0 +1,89 @@
+// A warp copies up to 32 scattered rows.
+#pragma once
+
+#include <cstdint>
+
+#include "ptx.cuh"
+
+namespace hisparse_plugin {
+
+// How a warp's lanes walk over rows: each row takes `slots` lanes, of which `units` copy one unit each.
+struct RowWalk {
+  int32_t unit;       // bytes: 16, 8, 4, 2 or 1
+  int32_t units;      // in a row
+  int32_t slots;      // `units`, or more where lanes are lined up with the source's lines (`line_mask`)
+  int32_t line_mask;  // 127: a row's first lane is the one that would hold the start of its 128-byte line; 0: none
+};
+
+struct RowShape {
+  RowWalk body;  // the widest unit that bases and strides of both sides are multiples of
+  RowWalk tail;  // the bytes after the last whole unit, one by one; `units` may be 0
+};
+
+namespace detail {
+
+// The link moves whole 128-byte lines and rows may start inside one. With `line_mask`, groups of eight lanes match the
+// source's lines, so that no line is asked for by two instructions.
+//
+// `kInFlight` loads per lane are outstanding at any time: a round trip to host memory takes about 2 us.
+template <typename Unit, int kInFlight>
+__device__ __forceinline__ void copy_units(const char* src, char* dst, int rows, const RowWalk& walk) {
+  const int lane = threadIdx.x % 32;
+  const int rows_per_step = 32 / walk.slots, slots_per_step = 32 % walk.slots;
+  int row = lane / walk.slots, slot = lane % walk.slots;
+
+  Unit value[kInFlight];
+  Unit* to[kInFlight];  // nullptr: this lane has nothing to store
+  auto issue = [&](Unit& v, Unit*& d) {
+    const uint64_t row_src = __shfl_sync(~0u, reinterpret_cast<uint64_t>(src), row);
+    const uint64_t row_dst = __shfl_sync(~0u, reinterpret_cast<uint64_t>(dst), row);
+    const int unit = slot - static_cast<int>(row_src & walk.line_mask) / int(sizeof(Unit));
+    d = nullptr;
+    if (row < rows && unit >= 0 && unit < walk.units) {
+      v = ptx::load_row(reinterpret_cast<const Unit*>(row_src) + unit);
+      d = reinterpret_cast<Unit*>(row_dst) + unit;
+    }
+    row += rows_per_step;
+    slot += slots_per_step;
+    if (slot >= walk.slots) {
+      slot -= walk.slots;
+      ++row;
+    }
+  };
+  const int total = rows * walk.slots;
+#pragma unroll
+  for (int u = 0; u < kInFlight; ++u) issue(value[u], to[u]);
+  for (int done = 0; done < total; done += 32 * kInFlight) {
+#pragma unroll
+    for (int u = 0; u < kInFlight; ++u) {
+      if (to[u] != nullptr) *to[u] = value[u];
+      to[u] = nullptr;
+      if (done + (kInFlight + u) * 32 < total) issue(value[u], to[u]);
+    }
+  }
+}
+
+template <int kInFlight>
+__device__ __forceinline__ void copy_walk(const char* src, char* dst, int rows, const RowWalk& walk) {
+  switch (walk.unit) {
+    case 16: return copy_units<uint4, kInFlight>(src, dst, rows, walk);
+    case 8: return copy_units<uint64_t, 4>(src, dst, rows, walk);
+    case 4: return copy_units<uint32_t, 4>(src, dst, rows, walk);
+    case 2: return copy_units<uint16_t, 4>(src, dst, rows, walk);
+    default: return copy_units<uint8_t, 4>(src, dst, rows, walk);
+  }
+}
+
+}  // namespace detail
+
+// Lane r holds row r's addresses, for r < rows <= 32; every lane of the warp calls.
+template <int kInFlight>
+__device__ __forceinline__ void copy_rows(const char* src, char* dst, int rows, const RowShape& shape) {
+  detail::copy_walk<kInFlight>(src, dst, rows, shape.body);
+  if (shape.tail.units != 0) {
+    const int at = shape.body.unit * shape.body.units;
+    detail::copy_units<uint8_t, 4>(src + at, dst + at, rows, shape.tail);
+  }
+}
+
+}  // namespace hisparse_plugin

@@ -1,0 +1,111 @@
+// All inline assembly. Callers read as prose; what an instruction needs (architecture, state space) is said here once.
+#pragma once
+
+#include <cstdint>
+
+namespace hisparse_plugin::ptx {
+
+// ---- loads and stores -------------------------------------------------------------------------------------------
+// The tables change between launches, and a launch may begin while its predecessor still runs: read them from L2,
+// past an L1 that may hold a line from before the change.
+__device__ __forceinline__ int32_t load(const int32_t* p) {
+  int32_t v;
+  asm volatile("ld.global.cg.b32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
+  return v;
+}
+__device__ __forceinline__ int64_t load(const int64_t* p) {
+  int64_t v;
+  asm volatile("ld.global.cg.b64 %0, [%1];" : "=l"(v) : "l"(p) : "memory");
+  return v;
+}
+__device__ __forceinline__ int16_t load(const int16_t* p) {
+  int16_t v;
+  asm volatile("ld.global.cg.b16 %0, [%1];" : "=h"(v) : "l"(p) : "memory");
+  return v;
+}
+
+// One unit of a row, read once from host memory: no cache keeps it.
+__device__ __forceinline__ uint4 load_row(const uint4* p) {
+  uint4 v;
+  asm volatile("ld.global.nc.L1::no_allocate.v4.b32 {%0,%1,%2,%3}, [%4];"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+               : "l"(p));
+  return v;
+}
+__device__ __forceinline__ uint64_t load_row(const uint64_t* p) {
+  uint64_t v;
+  asm volatile("ld.global.nc.L1::no_allocate.b64 %0, [%1];" : "=l"(v) : "l"(p));
+  return v;
+}
+__device__ __forceinline__ uint32_t load_row(const uint32_t* p) {
+  uint32_t v;
+  asm volatile("ld.global.nc.L1::no_allocate.b32 %0, [%1];" : "=r"(v) : "l"(p));
+  return v;
+}
+__device__ __forceinline__ uint16_t load_row(const uint16_t* p) {
+  uint16_t v;
+  asm volatile("ld.global.nc.L1::no_allocate.b16 %0, [%1];" : "=h"(v) : "l"(p));
+  return v;
+}
+__device__ __forceinline__ uint8_t load_row(const uint8_t* p) {
+  uint32_t v;
+  asm volatile("ld.global.nc.L1::no_allocate.b8 %0, [%1];" : "=r"(v) : "l"(p));
+  return static_cast<uint8_t>(v);
+}
+
+__device__ __forceinline__ void prefetch_l2(const void* p) {
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(p));
+}
+
+// ---- asynchronous global -> shared copies (sm_80) ---------------------------------------------------------------
+// Both addresses on 16 bytes.
+__device__ __forceinline__ void copy_async_16(void* shared, const void* global) {
+  const uint32_t to = static_cast<uint32_t>(__cvta_generic_to_shared(shared));
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(global) : "memory");
+}
+// This thread's copies have landed; a block barrier then makes them visible to the others.
+__device__ __forceinline__ void copy_async_wait() {
+  asm volatile("cp.async.wait_all;" ::: "memory");
+}
+
+// ---- programmatic dependent launch (sm_90) ----------------------------------------------------------------------
+// Everything earlier kernels of the stream wrote is visible after this. A no-op without the launch attribute.
+__device__ __forceinline__ void wait_for_predecessor() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+// The next kernel of the stream may take its place on the chip; it still waits for our end before it reads.
+__device__ __forceinline__ void let_successor_start() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
+// ---- thread-block clusters (sm_90) ------------------------------------------------------------------------------
+#if __CUDA_ARCH__ >= 900
+__device__ __forceinline__ void cluster_arrive_release() {
+  asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+}
+__device__ __forceinline__ void cluster_arrive_relaxed() {
+  asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+}
+__device__ __forceinline__ void cluster_wait() {
+  asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+// Store to the same variable in the shared memory of block `rank` of this cluster.
+__device__ __forceinline__ void store_remote(uint32_t* shared, uint32_t rank, uint32_t value) {
+  uint32_t remote;
+  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;"
+               : "=r"(remote)
+               : "r"(static_cast<uint32_t>(__cvta_generic_to_shared(shared))), "r"(rank));
+  asm volatile("st.shared::cluster.b32 [%0], %1;" ::"r"(remote), "r"(value) : "memory");
+}
+#else
+__device__ __forceinline__ void cluster_arrive_release() {}
+__device__ __forceinline__ void cluster_arrive_relaxed() {}
+__device__ __forceinline__ void cluster_wait() {}
+__device__ __forceinline__ void store_remote(uint32_t*, uint32_t, uint32_t) {}
+#endif
+
+}  // namespace hisparse_plugin::ptx
