@@ -1,4 +1,4 @@
-"""From 0.5.11 on, SGLang builds the HiSparse coordinator only where it initialises a GPU; here it does so on the CPU."""
+"""From 0.5.11 to 0.5.17, SGLang builds the HiSparse coordinator only where it initialises a GPU; here it does so on the CPU."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ import wrapt
 
 def adapt(module: ModuleType) -> None:
     """Build the coordinator after the attention backend, which is where the GPU branch builds it."""
-    wrapt.wrap_function_wrapper(module, "ModelRunner.init_attention_backend", _then_coordinator)
+    if hasattr(module.ModelRunner, "init_attention_backend"):  # gone in 0.5.18, which builds it on any device
+        wrapt.wrap_function_wrapper(module, "ModelRunner.init_attention_backend", _then_coordinator)
 
 
 def _then_coordinator(wrapped: Any, runner: Any, args: Any, kwargs: Any) -> Any:
