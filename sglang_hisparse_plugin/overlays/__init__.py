@@ -14,6 +14,7 @@ from . import (
     quick_finish,
     retract_once,
     retract_order,
+    slot_count,
 )
 
 #: What the coordinator does comes before who calls it, so that no caller is sent to a coordinator that cannot cope.
@@ -27,5 +28,6 @@ OVERLAYS: tuple[Overlay, ...] = (
     checksum_drop.OVERLAY,
     chunked_abort.OVERLAY,
     batch_full.OVERLAY,
+    slot_count.OVERLAY,
     idle_staging.OVERLAY,
 )
