@@ -1,0 +1,83 @@
+"""``bench``: times the swap-in kernel beside the installed release's, against the link as measured in the same run."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+from .. import __version__
+
+OURS = "plugin"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of ``bench``."""
+    parser.add_argument("--json", type=Path, metavar="FILE", help="save the results to FILE as well")
+    parser.add_argument("--quick", action="store_true", help="nine cells instead of 252")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Exit code 0: measured; 2: there is nothing to measure on."""
+    try:
+        import torch
+    except ImportError as error:
+        print(f"sglang-hisparse bench: {error}; install the torch that your SGLang needs", file=sys.stderr)
+        return 2
+    if not torch.cuda.is_available():
+        print("sglang-hisparse bench: no CUDA device; the kernels can only be timed on one", file=sys.stderr)
+        return 2
+    from ..kernels import bench, build
+
+    console = Console()
+    try:
+        kernels = {OURS: bench.plugin_kernel(), **bench.installed_kernel()}
+    except build.CompilerMissing as error:
+        print(f"sglang-hisparse bench: {error}", file=sys.stderr)
+        return 2
+    cells = bench.grid(options.quick)
+    with console.status("filling host memory and measuring the link"):
+        arena = bench.Arena(cells, torch.device("cuda", torch.cuda.current_device()))
+        machine = bench.describe_machine(arena, sorted({cell.row_bytes for cell in cells}))
+    results = []
+    with Progress(console=console, transient=True) as progress:
+        task = progress.add_task("cells", total=len(cells))
+        for result in bench.measure(cells, kernels, arena=arena):
+            results.append(result)
+            progress.advance(task)
+    report = {"plugin": __version__, **machine, "cells": [bench.as_row(result, machine) for result in results]}
+    if options.json:
+        options.json.write_text(json.dumps(report, indent=1) + "\n")
+    _print(console, report, list(kernels))
+    return 0
+
+
+def _print(console: Console, report: dict[str, Any], kernels: list[str]) -> None:
+    rates = ", ".join(f"{rate:.1f} at {row} B" for row, rate in report["scattered_gbps"].items())
+    console.print(
+        f"{report['device']}, torch {report['torch']}, CUDA {report['cuda']}. Host to device: copy engine "
+        f"{report['copy_engine_gbps']:.1f} GB/s; scattered rows, GB/s: {rates}",
+        highlight=False,
+        soft_wrap=True,
+    )
+    others = [name for name in kernels if name != OURS]
+    table = Table("batch", "misses", "row B", "hot", f"{OURS} us", "spread", "GB/s", "% link", "/ bound", box=None)
+    for name in others:
+        table.add_column(f"{name} us")
+        table.add_column("speedup")
+    for row in report["cells"]:
+        ours = row["us"][OURS]
+        low, high = row["spread"][OURS]
+        cells = [f"{ours:.1f}", f"{low:.1f}-{high:.1f}"]
+        cells += [f"{row['gbps'][OURS]:.1f}", f"{row['link_percent'][OURS]:.0f}"] if row["misses"] else ["", ""]
+        cells.append(f"{row['over_bound'][OURS]:.2f}")
+        for name in others:
+            cells += [f"{row['us'][name]:.1f}", f"{row['us'][name] / ours:.2f}"]
+        table.add_row(*(str(row[key]) for key in ("batch", "misses", "row_bytes", "hot")), *cells)
+    console.print(table)
