@@ -63,7 +63,16 @@ def record(wheels: Iterable[Path], known: Record) -> Record:
 
 
 def documents(known: Record, root: Path) -> dict[Path, str]:
-    """The text of each file that shows the matrix."""
+    """The text of each file that shows the matrix.
+
+    Raises:
+        ValueError: the record does not have the overlays there are, or the README no place for the table.
+    """
+    overlays = [overlay.id for overlay in OVERLAYS]
+    if stale := [release for release, entry in known.items() if [*entry["overlays"]] != overlays]:
+        raise ValueError(
+            f"the overlays have changed since SGLang {', '.join(stale)} was probed: record the wheels anew"
+        )
     readme = root / "README.md"
     before, begin, rest = readme.read_text("utf-8").partition(BEGIN)
     _, end, after = rest.partition(END)
@@ -83,6 +92,9 @@ def summary(known: Record) -> str:
         releases = list(group)
         names = ", ".join(f"**{r}**" if r in TESTED else r for r in releases)
         entry = known[releases[0]]
+        if {found["outcome"] for found in entry["overlays"].values()} == {"absent"}:
+            rows.append(f"| {names} | nothing to do | no HiSparse | | |")
+            continue
         cells = [_listed(entry, word) for word in ("applied", "upstream", "refused")]
         rows.append(f"| {names} | {entry['activated_by']} | {' | '.join(cells)} |")
     return "\n".join(rows) + "\n"
@@ -108,7 +120,7 @@ def details(known: Record) -> str:
         lines += ["| SGLang | outcome | evidence |", "|---|---|---|"]
         entries = [(release, entry["overlays"][overlay.id]) for release, entry in known.items()]
         for found, group in itertools.groupby(entries, lambda entry: entry[1]):
-            releases = ", ".join(release for release, _ in group)
+            releases = _span([release for release, _ in group])
             lines.append(f"| {releases} | {found['outcome']} | {found['evidence'].replace('|', '&#124;')} |")
     lines += ["", "## Wheels", "", "| SGLang | wheel | sha256 |", "|---|---|---|"]
     lines += [f"| {release} | `{e['wheel']}` | `{e['sha256']}` |" for release, e in known.items()]
@@ -116,21 +128,28 @@ def details(known: Record) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Exit code 0, or 1 when `check` finds a file that is out of date."""
+    """Exit code 0; 1 when `check` finds a file that is out of date, or the record cannot be shown."""
     parser = argparse.ArgumentParser(prog="python -m sglang_hisparse_plugin.matrix", description="The support matrix.")
     parser.add_argument("action", choices=("record", "write", "check"))
     parser.add_argument("wheels", nargs="*", type=Path, metavar="WHEEL", help="wheels of SGLang to probe (record)")
     options = parser.parse_args(arguments)
     path = ROOT / "docs" / "matrix.json"
     known = record(options.wheels, json.loads(path.read_text("utf-8")) if path.exists() else {})
-    stale = [(file, text) for file, text in documents(known, ROOT).items() if _differs(file, text)]
-    if options.action == "check":
-        for file, _ in stale:
-            print(f"{file.relative_to(ROOT)} is out of date: {parser.prog} write", file=sys.stderr)
-        return int(bool(stale))
+    try:
+        stale = [(file, text) for file, text in documents(known, ROOT).items() if _differs(file, text)]
+    except ValueError as error:
+        print(f"{parser.prog}: {error}", file=sys.stderr)
+        return 1
     for file, text in stale:
-        file.write_text(text, "utf-8")
-    return 0
+        if options.action == "check":
+            print(f"{file.relative_to(ROOT)} is out of date: {parser.prog} write", file=sys.stderr)
+        else:
+            file.write_text(text, "utf-8")
+    return int(options.action == "check" and bool(stale))
+
+
+def _span(releases: list[str]) -> str:
+    return releases[0] if len(releases) == 1 else f"{releases[0]} to {releases[-1]}"
 
 
 def _treatment(entry: dict[str, Any]) -> tuple[Any, ...]:

@@ -85,6 +85,7 @@ SLIPS = [
     ("pause-staged", "coordinator.ack_staging_queue", "coordinator.ack_queue"),
     ("quick-finish", "coordinator.request_finished(req)", "coordinator.retract_req(req)"),
     ("batch-full", "batch_is_full = False", "batch_is_full = True"),
+    ("slot-count", "or self.enable_hisparse:", "or self.enable_hicache:"),
     ("idle-staging", "has_ongoing_staging()", "has_ongoing_stagings()"),
 ]
 
