@@ -1,0 +1,5 @@
+"""``python -m sglang_hisparse_plugin.cli``."""
+
+from . import main
+
+raise SystemExit(main())
