@@ -1,4 +1,4 @@
-"""Build hook: ``sglang_hisparse_plugin.pth`` goes to the top of site-packages, in wheels and editable installs alike."""
+"""Build hook: ``sglang_hisparse_plugin.pth`` goes to the top of site-packages, in editable installs too."""
 
 from typing import Any
 

@@ -11,9 +11,8 @@ class _Watcher:
 
     def find_spec(self, name, path=None, target=None):  # type: ignore[no-untyped-def]
         if name == "sglang":
-            sys.meta_path.remove(self)  # type: ignore[arg-type]
+            sys.meta_path.remove(self)
             _activate()
-        return None
 
 
 def _activate() -> None:
@@ -29,5 +28,5 @@ def _activate() -> None:
             raise SystemExit(1) from error
 
 
-if not any(type(finder).__qualname__ == _Watcher.__qualname__ and finder.__module__ == __name__ for finder in sys.meta_path):
-    sys.meta_path.insert(0, _Watcher())  # type: ignore[arg-type]
+if not any(isinstance(finder, _Watcher) for finder in sys.meta_path):
+    sys.meta_path.insert(0, _Watcher())

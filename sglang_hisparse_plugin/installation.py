@@ -19,7 +19,7 @@ class NotInstalled(Exception):
 
 @dataclass(frozen=True)
 class Installation:
-    """A folder that holds the package ``sglang``: site-packages, a checkout's ``python`` folder or an unpacked wheel."""
+    """A folder that holds the package ``sglang``: site-packages, a checkout's ``python`` or an unpacked wheel."""
 
     root: Path
 

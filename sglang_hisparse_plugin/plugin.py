@@ -27,7 +27,7 @@ LABELS = {Applied: "applied", Skipped: "skipped", Refused: "refused"}
 
 
 def register() -> None:
-    """Entry point of SGLang's plugin loader (0.5.11 and later), which applies what is registered once all plugins ran."""
+    """Entry point of SGLang's plugin loader (0.5.11 and later), which applies the hooks once all plugins ran."""
     _open(_registry_hooker())
 
 
@@ -129,7 +129,9 @@ def _enforce(settings: config.Config, outcomes: engine.Plan) -> None:
     refused = [f"{name} {describe(outcome)}" for name, outcome in outcomes.items() if isinstance(outcome, Refused)]
     if settings.mode == "strict" and refused:
         _stop(
-            "--hisparse-plugin strict: " + "; ".join(refused) + ". Use a known SGLang release, --hisparse-plugin auto to "
+            "--hisparse-plugin strict: "
+            + "; ".join(refused)
+            + ". Use a known SGLang release, --hisparse-plugin auto to "
             "go on without, or --hisparse-plugin-skip to leave out by name."
         )
 

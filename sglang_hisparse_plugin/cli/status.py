@@ -1,4 +1,4 @@
-"""``status``: what would be applied, skipped or refused, from source alone. Needs neither a GPU nor an import of SGLang."""
+"""``status``: what would be applied, skipped or refused, from source alone: no GPU, no import of SGLang."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import sys
 from dataclasses import asdict
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -25,7 +26,9 @@ DISTRIBUTION = "sglang-hisparse-plugin"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of ``status``."""
     parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.add_argument("--sglang-path", type=Path, metavar="DIR", help="an unpacked SGLang instead of the installed one")
+    parser.add_argument(
+        "--sglang-path", type=Path, metavar="DIR", help="an unpacked SGLang instead of the installed one"
+    )
 
 
 def run(options: argparse.Namespace) -> int:
@@ -39,7 +42,7 @@ def run(options: argparse.Namespace) -> int:
         print(f"sglang-hisparse status: {error}", file=sys.stderr)
         return 2
     plan = engine.plan(OVERLAYS, sglang.tree, settings.skip)
-    report = {
+    report: dict[str, Any] = {
         "plugin": __version__,
         "sglang": sglang.version,
         "path": str(sglang.root),
@@ -62,14 +65,16 @@ def _warnings(settings: config.Config) -> list[str]:
     if settings.mode == "off":
         found.append(f"{config.MODE_VARIABLE}=off: nothing will be touched")
     if not config.allowed_by_sglang():
-        found.append(f"{config.PLUGINS_VARIABLE} is set and does not name {config.PLUGIN_NAME}: nothing will be touched")
+        found.append(
+            f"{config.PLUGINS_VARIABLE} is set and does not name {config.PLUGIN_NAME}: nothing will be touched"
+        )
     if len({str(d.locate_file("")) for d in copies}) > 1:
         places = ", ".join(f"{d.version} in {d.locate_file('')}" for d in copies)
         found.append(f"several copies are installed ({places}); the first on sys.path runs: uninstall the others")
     return found
 
 
-def _print(report: dict[str, object]) -> None:
+def _print(report: dict[str, Any]) -> None:
     console = Console()
     console.print(
         f"HiSparse plugin {report['plugin']} on SGLang {report['sglang']} ({report['path']})\n"
@@ -78,13 +83,9 @@ def _print(report: dict[str, object]) -> None:
         soft_wrap=True,
     )
     table = Table("overlay", "outcome", "why", box=None, pad_edge=False)
-    overlays = report["overlays"]
-    assert isinstance(overlays, dict)
-    for name, entry in overlays.items():
+    for name, entry in report["overlays"].items():
         why = f"{entry['reason']} ({entry['evidence']})" if "evidence" in entry else entry["reason"]
         table.add_row(name, f"[{COLOURS[entry['outcome']]}]{entry['outcome']}[/]", why)
     console.print(table)
-    warnings = report["warnings"]
-    assert isinstance(warnings, list)
-    for warning in warnings:
+    for warning in report["warnings"]:
         console.print(f"[yellow]warning:[/] {warning}", soft_wrap=True)

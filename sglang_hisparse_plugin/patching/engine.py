@@ -140,7 +140,9 @@ def _install(overlay: Overlay, tree: SourceTree, hooker_for: Callable[[str], Hoo
     for hook in overlay.hooks(tree):
         for other in shims(hook.target):
             if vars(other)["hisparse_overlay"] == overlay.id:
-                raise HookError(f"another copy of the plugin, in {vars(other)['hisparse_home']}, has patched {hook.target}")
+                raise HookError(
+                    f"another copy of the plugin, in {vars(other)['hisparse_home']}, has patched {hook.target}"
+                )
         patch = Patch(overlay.id, hook.target, shim=_nothing)
         patch.shim = _switch(patch, hook.around)
         hooker_for(hook.target).install(hook.target, patch.shim)

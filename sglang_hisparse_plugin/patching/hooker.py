@@ -1,6 +1,6 @@
 """Two ways to put a hook in place behind one interface, and the truth about what is in place.
 
-`RegistryHooker` hands the hook to a host's own hook registry, which applies it later together with other plugins' hooks;
+`RegistryHooker` hands the hook to a host's own registry, which applies it later together with other plugins' hooks;
 `WraptHooker` wraps at once. Both keep the wrapper chain walkable through ``__wrapped__``.
 """
 
@@ -142,7 +142,7 @@ def _closure(layer: Any) -> Iterator[Any]:
 
 
 def _replace(parent: Any, name: str, old: Any, new: Any) -> None:
-    """Set ``parent.name``, and the copies that ``from module import name`` left in other modules of the same package."""
+    """Set ``parent.name``, and the copies that ``from module import name`` left in the package's other modules."""
     setattr(parent, name, new)
     if not isinstance(parent, ModuleType):
         return

@@ -46,7 +46,7 @@ class FunctionSource:
 
         A node in the ``else`` branch is guarded by ``not (test)``.
         """
-        return [guard for guard in _guards(self.node, inner)]
+        return list(_guards(self.node, inner))
 
 
 class SourceTree:

@@ -10,7 +10,7 @@ import sys
 import sysconfig
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -75,14 +75,35 @@ def make_site(root: Path) -> Site:
 
 def install(site: Site, *what: str) -> None:
     """``pip install`` into a site, without dependencies."""
-    argv = [sys.executable, "-m", "pip", "--python", str(site.python), "install", "-q", "--no-deps", "--no-build-isolation"]
+    argv = [
+        sys.executable,
+        "-m",
+        "pip",
+        "--python",
+        str(site.python),
+        "install",
+        "-q",
+        "--no-deps",
+        "--no-build-isolation",
+    ]
     subprocess.run([*argv, "--disable-pip-version-check", *what], check=True)
 
 
 @pytest.fixture(scope="session")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("wheel")
-    argv = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation", "-w", str(out), str(CHECKOUT)]
+    argv = [
+        sys.executable,
+        "-m",
+        "pip",
+        "wheel",
+        "-q",
+        "--no-deps",
+        "--no-build-isolation",
+        "-w",
+        str(out),
+        str(CHECKOUT),
+    ]
     subprocess.run([*argv, "--disable-pip-version-check"], check=True)
     return next(out.glob("*.whl"))
 
@@ -134,7 +155,7 @@ def server_arguments(model: Path, *extra: str) -> list[str]:
 
 @contextmanager
 def started(site: Site, sglang: Path, argv: list[str], env: Mapping[str, str] | None = None) -> Iterator[str]:
-    """The log of a launcher up to the plugin's report and the lines after it, or to its end; everything is stopped then."""
+    """The log of a launcher up to the plugin's report, or to its end; everything is stopped then."""
     log = site.root / f"server-{os.getpid()}-{time.monotonic_ns()}.log"
     with log.open("w") as out:
         process = subprocess.Popen(
@@ -154,8 +175,6 @@ def started(site: Site, sglang: Path, argv: list[str], env: Mapping[str, str] | 
         time.sleep(0.5)
         yield log.read_text()
     finally:
-        try:
+        with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
         process.wait()

@@ -1,4 +1,4 @@
-"""Runs inside a site: does what a spawned scheduler process does before it builds a `Scheduler`, and prints what is patched.
+"""Runs inside a site: does what a scheduler process does before it builds a `Scheduler`, and prints what is patched.
 
 Output: one JSON object, target -> calls that reach the plugin's package when the function at the target is called,
 as far as wrappers can be seen from outside.
@@ -34,12 +34,15 @@ if "--wrap-after" in sys.argv:
 if importlib.util.find_spec("sglang.srt.plugins"):
     importlib.import_module("sglang.srt.plugins").load_plugins()
 
+
 def ours(function):
     """Whether one wrapper layer closes over a function of the plugin."""
     layer = getattr(function, "_self_wrapper", function)
     cells = getattr(layer, "__closure__", None) or ()
     contents = [layer, *(c.cell_contents for c in cells)]
-    return any(getattr(c, "__module__", "").startswith("sglang_hisparse_plugin") for c in contents if inspect.isfunction(c))
+    return any(
+        getattr(c, "__module__", "").startswith("sglang_hisparse_plugin") for c in contents if inspect.isfunction(c)
+    )
 
 
 def layers(function):

@@ -46,7 +46,14 @@ def test_two_copies_are_reported(wheel: Path, tmp_path: Path) -> None:
         copy = shutil.copytree if part.is_dir() else shutil.copy
         second.mkdir(exist_ok=True)
         copy(part, second / part.name)
-    out = site.run("-m", "sglang_hisparse_plugin.cli", "status", "--sglang-path", str(_fake_sglang(tmp_path)), env={"PYTHONPATH": str(second)})
+    out = site.run(
+        "-m",
+        "sglang_hisparse_plugin.cli",
+        "status",
+        "--sglang-path",
+        str(_fake_sglang(tmp_path)),
+        env={"PYTHONPATH": str(second)},
+    )
     assert "several copies are installed" in out.stdout
 
 

@@ -52,7 +52,9 @@ def test_bad_values_name_the_choices(monkeypatch: pytest.MonkeyPatch, capsys: py
     with pytest.raises(SystemExit):
         parse("--hisparse-plugin", "maybe")
     assert "auto" in capsys.readouterr().err
-    with pytest.raises(config.ConfigError, match="--hisparse-plugin-skip: no overlay is called third; there are first, second"):
+    with pytest.raises(
+        config.ConfigError, match="--hisparse-plugin-skip: no overlay is called third; there are first, second"
+    ):
         parse("--hisparse-plugin-skip", "first,third")
     monkeypatch.setenv(config.MODE_VARIABLE, "maybe")
     with pytest.raises(config.ConfigError, match=f"{config.MODE_VARIABLE}: 'maybe' is not one of auto, strict, off"):

@@ -13,7 +13,16 @@ import pytest
 
 from sglang_hisparse_plugin.patching import engine
 from sglang_hisparse_plugin.patching.hooker import Hooker, RegistryHooker, Shim, WraptHooker, in_place, resolve
-from sglang_hisparse_plugin.patching.outcome import Absent, Applied, Defective, Fixed, Refused, Skipped, Unknown, Verdict
+from sglang_hisparse_plugin.patching.outcome import (
+    Absent,
+    Applied,
+    Defective,
+    Fixed,
+    Refused,
+    Skipped,
+    Unknown,
+    Verdict,
+)
 from sglang_hisparse_plugin.patching.overlay import Around, Hook, Overlay
 from sglang_hisparse_plugin.patching.source import SourceTree
 
@@ -30,7 +39,11 @@ def harder(original: Any, force: int) -> Any:
 
 
 def overlay(
-    name: str, *hooks: tuple[str, Around], verdict: Verdict | None = None, group: str = "", requires: tuple[str, ...] = ()
+    name: str,
+    *hooks: tuple[str, Around],
+    verdict: Verdict | None = None,
+    group: str = "",
+    requires: tuple[str, ...] = (),
 ) -> Overlay:
     return Overlay(
         id=name,
@@ -220,13 +233,20 @@ def test_a_group_is_applied_together_or_not_at_all(host: SourceTree, way: Any) -
     ledger = run(host, overlays, way)
     assert machine().Machine().start(4) == 4 and machine().brake(1) == 101
     assert ledger.outcomes["first"] == Refused("Without it first goes wrong", "it only makes sense with second")
-    assert isinstance(ledger.outcomes["second"], Refused) and "Machine.fly does not exist" in ledger.outcomes["second"].evidence
+    assert (
+        isinstance(ledger.outcomes["second"], Refused)
+        and "Machine.fly does not exist" in ledger.outcomes["second"].evidence
+    )
     assert isinstance(ledger.outcomes["third"], Applied)
 
 
 @pytest.mark.parametrize("verdict", [Unknown("a", "b"), None])
 def test_a_refusal_or_a_request_takes_what_depends_on_it_along(host: SourceTree, verdict: Verdict | None) -> None:
-    overlays = [overlay("base", verdict=verdict), overlay("top", requires=("base",)), overlay("roof", requires=("top",))]
+    overlays = [
+        overlay("base", verdict=verdict),
+        overlay("top", requires=("base",)),
+        overlay("roof", requires=("top",)),
+    ]
     outcomes = engine.plan(overlays, host, skip=() if verdict else ["base"])
     assert isinstance(outcomes["top"], Refused) and isinstance(outcomes["roof"], Refused)
     mended = engine.plan([replace(overlays[0], probe=lambda _tree: Fixed("yes")), *overlays[1:]], host)

@@ -56,7 +56,7 @@ def test_the_last_definition_counts(tree: SourceTree) -> None:
 
 
 def test_calls_assignments_and_guards(tmp_path: Path) -> None:
-    (tmp_path / "one.py").write_text(SOURCE.split("    def put(self, item, hard)")[0])
+    (tmp_path / "one.py").write_text(SOURCE.split("    def put(self, item, hard)", maxsplit=1)[0])
     put = SourceTree(tmp_path).function("one", "Box.put")
     assert put is not None
     first, second = put.calls("store.keep")

@@ -1,0 +1,34 @@
+# Two commands for a newcomer: `make demo` and `make test`. Both build .venv when it is missing.
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+BIN := .venv/bin
+READY := .venv/.ready
+
+.PHONY: demo test lint clean help
+
+help:
+	@echo "make demo   the real SGLang server with HiSparse on this CPU, with and without the plugin"
+	@echo "make test   lint, types and all tests that need no GPU"
+	@echo "make lint   ruff and mypy alone"
+
+demo: $(READY)
+	$(BIN)/sglang-hisparse demo
+
+test: lint
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not gpu" --durations=15 $(ARGS)
+
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+clean:
+	rm -rf .venv build dist
+
+# About 2.5 GB. torchvision comes without its dependencies, which would replace a CPU build of torch by a CUDA one.
+$(READY): requirements/cpu.txt pyproject.toml hatch_build.py
+	@echo "Setting up .venv (a few minutes, once)"
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install -q --disable-pip-version-check -r requirements/cpu.txt
+	$(BIN)/python -m pip install -q --disable-pip-version-check --no-deps torchvision==0.28.0
+	$(BIN)/python -m pip install -q --disable-pip-version-check -e ".[test]"
+	touch $@
