@@ -138,7 +138,8 @@ OVERLAP = 28  #: the largest dot product of two different codes (CODE with itsel
 SHARPNESS = 8.0  #: of attention: exp(-SHARPNESS * (CODE - OVERLAP) * softmax scale) is what a wrong row weighs
 DIGIT = 8.0  #: of a one-hot entry, so that it weighs in RMS norms as much as a code
 
-# Subspaces of the hidden state, as slices.
+# Subspaces of a KV cache row and of the hidden state, as slices.
+ROW_CODE, ROW_DIGIT = slice(0, CODE), slice(CODE, CODE + BASE)
 WANTED = slice(0, CODE)  # code of the address to look up
 ADDRESS = slice(CODE, 2 * CODE)  # code of the token's own address
 OWN = (slice(128, 160), slice(160, 192))  # the token's digits: high, low
@@ -215,11 +216,11 @@ def _layer(dims: Dims, digit: int) -> dict[str, Any]:
 
     # A row of the KV cache: address code, then this layer's digit. Nothing in the rotary part: position plays no role.
     kv_a = zeros(dims.kv_lora_rank + dims.rope, dims.hidden)
-    kv_a[:CODE, ADDRESS] = code
-    kv_a[CODE : CODE + BASE, OWN[digit]] = ones
+    kv_a[ROW_CODE, ADDRESS] = code
+    kv_a[ROW_DIGIT, OWN[digit]] = ones
     kv_b = zeros(dims.heads, dims.qk_nope_head_dim + dims.v_head_dim, dims.kv_lora_rank)
-    kv_b[:, :CODE, :CODE] = code
-    kv_b[:, dims.qk_nope_head_dim : dims.qk_nope_head_dim + BASE, CODE : CODE + BASE] = ones
+    kv_b[:, :CODE, ROW_CODE] = code
+    kv_b[:, dims.qk_nope_head_dim : dims.qk_nope_head_dim + BASE, ROW_DIGIT] = ones
     o = zeros(dims.hidden, dims.heads, dims.v_head_dim)
     o[FOUND[digit], :, :BASE] = ones[:, None, :] / dims.heads
 

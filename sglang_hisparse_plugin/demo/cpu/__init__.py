@@ -17,7 +17,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-_ON_PATH = Path(__file__).parent / "path"
+#: Holds the `sitecustomize` that arms stand-ins and probes in every process of a server.
+ON_PATH = Path(__file__).parents[1] / "path"
 
 
 def environment(sglang: Path | None, base: dict[str, str] | None = None) -> dict[str, str]:
@@ -27,19 +28,21 @@ def environment(sglang: Path | None, base: dict[str, str] | None = None) -> dict
         sglang: a folder that holds the package `sglang` (see `releases.fetch`), or None for the installed one.
     """
     env = dict(os.environ if base is None else base)
-    paths = [str(_ON_PATH), *([str(sglang)] if sglang else []), *filter(None, [env.get("PYTHONPATH")])]
-    env["PYTHONPATH"] = os.pathsep.join(paths)
-    env["PYTHONDONTWRITEBYTECODE"] = "1"  # the wheel cache is shared between versions of Python
-    env["SGLANG_USE_CPU_ENGINE"] = "1"
-    env["TRITON_INTERPRET"] = "1"  # the allocators' Triton kernels run as written, interpreted
-    env["CUDA_VISIBLE_DEVICES"] = ""
-    env["HF_HUB_OFFLINE"] = "1"
-    env["OMP_NUM_THREADS"] = "1"  # tensors here are tiny: threads that wait for each other cost more than they give
-    return env
+    paths = [str(ON_PATH), *([str(sglang)] if sglang else []), *filter(None, [env.get("PYTHONPATH")])]
+    return env | {
+        "PYTHONPATH": os.pathsep.join(paths),
+        "PYTHONDONTWRITEBYTECODE": "1",  # the wheel cache is shared between versions of Python
+        "SGLANG_HISPARSE_DEMO_CPU": "1",
+        "SGLANG_USE_CPU_ENGINE": "1",
+        "TRITON_INTERPRET": "1",  # the allocators' Triton kernels run as written, interpreted
+        "CUDA_VISIBLE_DEVICES": "",
+        "HF_HUB_OFFLINE": "1",
+        "OMP_NUM_THREADS": "1",  # tensors here are tiny: threads that wait for each other cost more than they give
+    }
 
 
 def install() -> None:
-    """Arm the stand-ins in this process. Costs nothing until torch or SGLang is imported; `path/sitecustomize.py` calls it."""
+    """Arm the stand-ins in this process; costs nothing until torch or SGLang is imported."""
     from . import hooks
 
     hooks.install()

@@ -5,6 +5,14 @@ from __future__ import annotations
 from types import ModuleType
 from typing import Any
 
+_counters: list[Any] = []  # one int64 tensor: hits, misses, bytes
+
+
+def counts() -> dict[str, int]:
+    """What all swap-ins of this process did together, over requests and layers."""
+    values = _counters[0].tolist() if _counters else [0, 0, 0]
+    return dict(zip(("hits", "misses", "bytes"), values, strict=True))
+
 
 def adapt(module: ModuleType) -> None:
     """Set in SGLang's wrapper module, before the coordinator imports the functions by name."""
@@ -15,9 +23,13 @@ def adapt(module: ModuleType) -> None:
 
 def load_cache_to_device_buffer_mla(*, page_size: int = 1, block_size: int = 256, **arguments: Any) -> None:
     """SGLang's arguments, without those of a launch."""
+    import torch
+
     from sglang_hisparse_plugin.kernels import reference
 
-    reference.swap_in(**arguments)
+    if not _counters:
+        _counters.append(torch.zeros(3, dtype=torch.int64))
+    reference.swap_in(**arguments, counters=_counters[0])
 
 
 def copy_cache_planned_mla(*, num_blocks: int = 4, block_size: int = 1024, **arguments: Any) -> None:

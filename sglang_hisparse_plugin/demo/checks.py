@@ -1,0 +1,221 @@
+"""The demo's claims, each with what would falsify it."""
+
+from __future__ import annotations
+
+import random
+import re
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+from .. import installation
+from ..overlays import OVERLAYS
+from ..patching import engine
+from ..patching.outcome import Applied
+from . import model, probe
+from .server import Server, ServerFailed
+from .setup import Launcher, Scale
+
+
+@dataclass
+class Check:
+    """One claim about one release."""
+
+    name: str
+    passed: bool | None
+    """None: does not apply to this release; `detail` says why."""
+    detail: str
+
+
+@dataclass
+class Report:
+    """Checks and figures of one release, in the order in which they were made."""
+
+    release: str
+    checks: list[Check] = field(default_factory=list)
+    figures: dict[str, float] = field(default_factory=dict)
+
+    def add(self, name: str, passed: bool | None, detail: str) -> None:
+        self.checks.append(Check(name, passed, detail))
+
+    @property
+    def passed(self) -> bool:
+        """Every check held, and none is missing because an earlier one could not finish."""
+        return bool(self.checks) and all(check.passed is not False for check in self.checks)
+
+
+@dataclass(frozen=True)
+class Walk:
+    """A prompt, its right continuation, and what came back."""
+
+    tokens: list[int]
+    right: list[int]
+    got: list[int] | None
+    error: str = ""
+
+    @property
+    def exact(self) -> bool:
+        return self.got == self.right
+
+    @property
+    def break_at(self) -> int | None:
+        """The first step whose token is wrong or missing; None for an exact walk or no answer."""
+        if self.got is None or self.exact:
+            return None
+        pairs = zip(self.got, self.right, strict=False)
+        return next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(self.got), len(self.right)))
+
+    def __str__(self) -> str:
+        if self.exact:
+            return "exact"
+        return f"no answer ({self.error})" if self.got is None else f"wrong from step {self.break_at}"
+
+
+def run(launcher: Launcher) -> Report:
+    """Every check on one release. A server that does not start is a failed check, not an exception."""
+    report = Report(launcher.target.name)
+    start = time.monotonic()
+    for part in (_without_hisparse, _with_plugin, _without_plugin):
+        try:
+            part(launcher, report)
+        except (ServerFailed, OSError) as error:
+            report.add(part.__doc__ or part.__name__, False, str(error))
+    report.figures["seconds"] = round(time.monotonic() - start, 1)
+    return report
+
+
+def _without_hisparse(launcher: Launcher, report: Report) -> None:
+    """without HiSparse"""
+    with launcher.server("without-hisparse", hisparse=False) as server:
+        walks = _together(server, [_long(launcher.scale, i) for i in range(len(launcher.scale.long))])
+        _all_exact(report, "walks are exact without HiSparse", walks)
+
+
+def _with_plugin(launcher: Launcher, report: Report) -> None:
+    """with HiSparse and the plugin"""
+    scale = launcher.scale
+    with launcher.server("plugin-on", hisparse=True, retract=True) as server:
+        _plugin_active(launcher, report, server)
+        launcher.progress("plugin-on: long walks")
+        walks = [_ask(server, *_long(scale, i)) for i in range(len(scale.long))]
+        contexts = " and ".join(f"{len(w.tokens) / scale.hot_buffer:.0f}x" for w in walks)
+        _all_exact(report, f"walks are exact with HiSparse, contexts {contexts} the hot buffer", walks)
+
+        launcher.progress(f"plugin-on: {scale.crowd_size} requests, {scale.slots} slots")
+        walks = _together(server, _crowd(scale, scale.crowd_size))
+        _all_exact(report, f"{scale.crowd_size} requests at once on {scale.slots} slots: all finish, all exact", walks)
+        retracted = sum(map(int, re.findall(r"#retracted_reqs: (\d+)", server.log_text())))
+        report.add("requests were retracted on the way", retracted > 0, f"{retracted} retractions")
+        report.figures["retractions"] = retracted
+
+        for layer in range(scale.dims.layers):
+            launcher.progress(f"plugin-on: a wrong host row in layer {layer}")
+            _one_wrong_row(scale, report, server, layer)
+        _pools_balance(report, server)
+
+
+def _without_plugin(launcher: Launcher, report: Report) -> None:
+    """control: HiSparse with the plugin off"""
+    scale = launcher.scale
+    name = "control: with the plugin off the first retraction kills or corrupts"
+    if not _defective(launcher, "retract-order"):
+        report.add(name, None, "this SGLang has the fix")
+        return
+    with launcher.server("plugin-off", hisparse=True, plugin="off", retract=True) as server:
+        launcher.progress("plugin-off: waiting for the defect")
+        if "HiSparse plugin" in server.log_text():
+            report.add(name, False, "the plugin is active although it is off")
+            return
+        walks = _together(server, _crowd(scale, scale.slots))
+        broken = [walk for walk in walks if not walk.exact]
+        why = re.findall(r"^(\w+(?:Error|Exception): .*)$", server.log_text(), re.M)
+        how = f"server died: {why[-1]}" if why and not server.alive else f"{len(broken)} of {len(walks)} walks wrong"
+        report.add(name, bool(broken), how)
+
+
+def _plugin_active(launcher: Launcher, report: Report, server: Server) -> None:
+    """The server's own log says the overlays that the source calls for are in place."""
+    wanted = {id for id, outcome in _plan(launcher).items() if isinstance(outcome, Applied)}
+    log = server.log_text()
+    applied = set(re.findall(r"HiSparse overlay (\S+): applied", log))
+    refused = re.findall(r"HiSparse overlay (\S+): refused", log)
+    if "HiSparse plugin" not in log:
+        detail = "its start log has no line of the plugin; install the plugin in this environment"
+    else:
+        detail = f"{len(applied)} overlays applied" + (f", refused: {', '.join(refused)}" if refused else "")
+        if missing := wanted - applied:
+            detail += f", missing: {', '.join(sorted(missing))}"
+    report.add(
+        "the plugin is active in the server", applied == wanted and not refused and "HiSparse plugin" in log, detail
+    )
+
+
+def _one_wrong_row(scale: Scale, report: Report, server: Server, layer: int) -> None:
+    """One digit of one host row is made wrong; the walk must break at the step that needs the row, not before."""
+    name = f"control: one wrong host row in layer {layer} breaks the walk where it is needed"
+    tokens = model.prompt(scale.long[-1], seed=1000 + layer)
+    step, position = _first_step_beyond(tokens, scale.hot_buffer)
+    digits = model.content_digits()
+    right = digits[model.Edge.of(tokens[position]).content][layer]
+    source = next(i for i, t in enumerate(tokens) if digits[model.Edge.of(t).content][layer] != right)
+    walk = _ask(server, tokens, step + 8, rid=probe.fault_id(layer, position, source))
+    report.add(name, walk.break_at == step, f"row {position}, needed at step {step}: {walk}")
+
+
+def _pools_balance(report: Report, server: Server) -> None:
+    """Idle again, every pool has as many free slots as at the start."""
+    deadline = time.monotonic() + 20
+    while (state := server.internal_state()[probe.KEY])["now"] != state["start"] and time.monotonic() < deadline:
+        time.sleep(0.5)
+    start, now = state["start"], state["now"]
+    lost = [f"{name} {now[name]} of {start[name]}" for name in start if now[name] != start[name]]
+    report.add(
+        "pools are balanced at the end", not lost, "; ".join(lost) or ", ".join(f"{n} {k}" for k, n in now.items())
+    )
+    if counts := state["swap_in"]:
+        report.add(
+            "rows really came from the host", counts["misses"] > 0, f"{counts['misses']} misses, {counts['hits']} hits"
+        )
+        report.figures |= {f"swap_in_{name}": count for name, count in counts.items()}
+
+
+def _plan(launcher: Launcher) -> engine.Plan:
+    return engine.plan(OVERLAYS, installation.find(launcher.target.root).tree, frozenset())
+
+
+def _defective(launcher: Launcher, overlay: str) -> bool:
+    return isinstance(_plan(launcher)[overlay], Applied)
+
+
+def _long(scale: Scale, index: int) -> tuple[list[int], int]:
+    return model.prompt(scale.long[index], seed=index), scale.steps
+
+
+def _crowd(scale: Scale, size: int) -> list[tuple[list[int], int]]:
+    rng = random.Random(0)
+    return [(model.prompt(rng.randint(*scale.crowd), seed=100 + i), scale.crowd_steps) for i in range(size)]
+
+
+def _first_step_beyond(tokens: list[int], hot_buffer: int) -> tuple[int, int]:
+    """The first step, after a few, that needs a row which the hot buffer did not hold at the start; and that row."""
+    needed = ((step, model.needed_position(tokens, step)) for step in range(8, model.STAGES))
+    return next((step, position) for step, position in needed if position > hot_buffer)
+
+
+def _ask(server: Server, tokens: list[int], steps: int, rid: str | None = None) -> Walk:
+    right = model.walk(tokens, steps)
+    try:
+        return Walk(tokens, right, server.generate(tokens, steps, rid))
+    except OSError as error:
+        return Walk(tokens, right, None, str(error) or type(error).__name__)
+
+
+def _together(server: Server, prompts: list[tuple[list[int], int]]) -> list[Walk]:
+    with ThreadPoolExecutor(len(prompts)) as pool:
+        return list(pool.map(lambda prompt: _ask(server, *prompt), prompts))
+
+
+def _all_exact(report: Report, name: str, walks: list[Walk]) -> None:
+    wrong = [str(walk) for walk in walks if not walk.exact]
+    steps = sum(len(walk.right) for walk in walks)
+    report.add(name, not wrong, f"{len(wrong)} of {len(walks)}: {wrong[0]}" if wrong else f"{steps} of {steps} tokens")

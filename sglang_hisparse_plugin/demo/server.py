@@ -1,0 +1,133 @@
+"""One SGLang server: started as a user would, watched until it is ready, and stopped with everything it started."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+Progress = Callable[[str], None]
+
+
+class ServerFailed(RuntimeError):
+    """The server did not come up; the message ends with the last lines of its log."""
+
+
+class Server:
+    """Context manager around `python -m sglang.launch_server` in a process group of its own.
+
+    Args:
+        command: everything but `--host` and `--port`.
+        env: all environment variables.
+        log: file for stdout and stderr.
+        patience: seconds until the server must be ready.
+        progress: called with a line of text while it starts.
+    """
+
+    def __init__(self, command: list[str], env: dict[str, str], log: Path, patience: float, progress: Progress) -> None:
+        self.command, self.env, self.log, self.patience, self.progress = command, env, log, patience, progress
+        self.port = _free_port()
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> Server:
+        with self.log.open("wb") as out:
+            self._process = subprocess.Popen(
+                [*self.command, "--host=127.0.0.1", f"--port={self.port}"],
+                env=self.env,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        try:
+            self._wait_until_ready()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    @property
+    def alive(self) -> bool:
+        """Whether the server's first process still runs; it goes when its scheduler dies."""
+        return self._process is not None and self._process.poll() is None
+
+    def generate(self, tokens: list[int], steps: int, rid: str | None = None, timeout: float = 120) -> list[int]:
+        """The `steps` tokens that greedy decoding appends.
+
+        Raises:
+            OSError: no answer: the server died, refused, or took longer than `timeout` seconds.
+        """
+        body: dict[str, Any] = {
+            "input_ids": tokens,
+            "sampling_params": {"temperature": 0, "max_new_tokens": steps, "ignore_eos": True},
+        }
+        if rid:
+            body["rid"] = rid
+        answer = self._ask("/generate", timeout, json.dumps(body).encode())
+        return [int(token) for token in answer["output_ids"]]
+
+    def internal_state(self) -> dict[str, Any]:
+        """What the scheduler process says about itself."""
+        states = self._ask("/server_info", timeout=30)["internal_states"]
+        return dict(states[0])
+
+    def log_text(self) -> str:
+        """All the server has printed so far."""
+        return self.log.read_text(errors="replace")
+
+    def stop(self) -> None:
+        """End every process of the group: politely, then not."""
+        if self._process is None:
+            return
+        for how, grace in ((signal.SIGTERM, 5), (signal.SIGKILL, 10)):
+            try:
+                os.killpg(self._process.pid, how)
+                self._process.wait(grace)
+            except ProcessLookupError:
+                break
+            except subprocess.TimeoutExpired:
+                continue
+        self._process.wait()
+
+    def _ask(self, path: str, timeout: float, body: bytes | None = None) -> Any:
+        request = urllib.request.Request(
+            f"http://127.0.0.1:{self.port}{path}", data=body, headers={"Content-Type": "application/json"}
+        )
+        with urllib.request.urlopen(request, timeout=timeout) as answer:
+            return json.load(answer)
+
+    def _wait_until_ready(self) -> None:
+        start = time.monotonic()
+        while (waited := time.monotonic() - start) < self.patience:
+            if not self.alive:
+                raise ServerFailed(f"the server ended while starting\n{self._log_end()}")
+            try:
+                with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/health", timeout=5):
+                    return
+            except (urllib.error.URLError, OSError):
+                self.progress(f"starting, {waited:.0f} s")
+                time.sleep(0.5)
+        raise ServerFailed(f"the server was not ready after {self.patience:.0f} s\n{self._log_end()}")
+
+    def _log_end(self, lines: int = 25) -> str:
+        return "\n".join([*self.log_text().splitlines()[-lines:], f"(log: {self.log})"])
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
