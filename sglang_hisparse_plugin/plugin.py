@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 
 import wrapt
 
-from . import __version__, config, installation
+from . import __version__, config, installation, upstream
 from .overlays import OVERLAYS
 from .patching import engine
 from .patching.hooker import Hooker, HookError, RegistryHooker, Shim, WraptHooker, in_place
@@ -99,8 +99,9 @@ def _scheduler_init(original: Any, scheduler: Any, server_args: Any, *args: Any,
     if getattr(server_args, "enable_hisparse", False):
         settings = _settings()
         engine.verify(OVERLAYS, ledger)
+        first = upstream.tp_rank(installation.find().tree, (server_args, *args), kwargs) == 0
         for level, line in report(ledger.outcomes, settings):
-            logger.log(level, line)
+            logger.log(level if first else logging.DEBUG, line)
         _enforce(settings, ledger.outcomes)
     return original(scheduler, server_args, *args, **kwargs)
 

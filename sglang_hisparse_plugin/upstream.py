@@ -57,6 +57,16 @@ def decode_method(tree: SourceTree, name: str) -> FunctionSource | None:
 # --- in the running process ---
 
 
+def tp_rank(tree: SourceTree, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+    """Tensor-parallel rank of the `Scheduler` built with these arguments, `self` apart: one of them to 0.5.20."""
+    init = scheduler_method(tree, "__init__")
+    given = {**dict(zip(init.parameters[1:] if init else (), args, strict=False)), **kwargs}
+    if "tp_rank" in given:
+        return int(given["tp_rank"])
+    get_parallel = getattr(importlib.import_module(SCHEDULER), "get_parallel", None)
+    return int(get_parallel().tp_rank) if get_parallel else 0
+
+
 def slot(req: Any) -> int | None:
     """The row of a request in `req_to_token_pool`; None when it holds none. In ``req.kv`` from 0.5.19."""
     owner = req if hasattr(req, "req_pool_idx") else req.kv

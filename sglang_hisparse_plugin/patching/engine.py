@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from .hooker import Hooker, HookError, Shim, in_place, remove, shims
-from .outcome import Absent, Applied, Defective, Fixed, Outcome, Refused, Skipped
+from .outcome import Absent, Applied, Defective, Fixed, Outcome, Refused, Skipped, Unknown
 from .overlay import Around, Overlay
 from .source import SourceTree
 
@@ -67,8 +67,8 @@ def apply(
             continue
         try:
             _install(overlay, tree, hooker_for, ledger)
-        except HookError as error:
-            withdraw(overlays, ledger, overlay.id, f"{error}")
+        except Exception as error:  # whatever a strange source does to us, the server must not half-start
+            withdraw(overlays, ledger, overlay.id, _sentence(error))
     _settle(overlays, ledger.outcomes)
     for overlay in overlays:
         if not isinstance(ledger.outcomes[overlay.id], Applied):
@@ -76,12 +76,14 @@ def apply(
 
 
 def verify(overlays: Iterable[Overlay], ledger: Ledger) -> None:
-    """Check that every applied overlay is reached by calls now; withdraw the group of one that is not."""
+    """Check that calls reach every applied overlay now, and reach it once; withdraw the group of one that fails."""
     overlays = tuple(overlays)
     for overlay in overlays:
-        lost = [p.target for p in ledger.of(overlay.id) if p.active and not in_place(p.target, p.shim)]
-        if lost:
+        patches = [patch for patch in ledger.of(overlay.id) if patch.active]
+        if lost := [p.target for p in patches if not in_place(p.target, p.shim)]:
             withdraw(overlays, ledger, overlay.id, f"the patch of {', '.join(lost)} is not in place")
+        elif others := [home for p in patches if (home := _other_copy(p.target, overlay.id, p.shim))]:
+            withdraw(overlays, ledger, overlay.id, f"another copy of the plugin, in {others[0]}, has patched it too")
 
 
 def withdraw(overlays: Iterable[Overlay], ledger: Ledger, overlay_id: str, evidence: str) -> None:
@@ -104,7 +106,10 @@ def undo(ledger: Ledger) -> list[str]:
 
 
 def _judge(overlay: Overlay, tree: SourceTree) -> Outcome:
-    verdict = overlay.probe(tree)
+    try:
+        verdict = overlay.probe(tree)
+    except Exception as error:
+        verdict = Unknown("source that the probe can read", _sentence(error))
     if isinstance(verdict, Defective):
         return Applied(overlay.symptom)
     if isinstance(verdict, Fixed):
@@ -138,15 +143,22 @@ def _is_missing(outcome: Outcome | None) -> bool:
 
 def _install(overlay: Overlay, tree: SourceTree, hooker_for: Callable[[str], Hooker], ledger: Ledger) -> None:
     for hook in overlay.hooks(tree):
-        for other in shims(hook.target):
-            if vars(other)["hisparse_overlay"] == overlay.id:
-                raise HookError(
-                    f"another copy of the plugin, in {vars(other)['hisparse_home']}, has patched {hook.target}"
-                )
+        if home := _other_copy(hook.target, overlay.id):
+            raise HookError(f"another copy of the plugin, in {home}, has patched {hook.target}")
         patch = Patch(overlay.id, hook.target, shim=_nothing)
         patch.shim = _switch(patch, hook.around)
         hooker_for(hook.target).install(hook.target, patch.shim)
         ledger.patches.append(patch)
+
+
+def _other_copy(target: str, overlay_id: str, own: Shim | None = None) -> str | None:
+    """Where the copy of this package lives whose hook for the same overlay is nearest to the original, if not `own`."""
+    same = [shim for shim in shims(target) if vars(shim)["hisparse_overlay"] == overlay_id]
+    return vars(same[-1])["hisparse_home"] if same and same[-1] is not own else None
+
+
+def _sentence(error: Exception) -> str:
+    return str(error) if isinstance(error, HookError) else f"{type(error).__name__}: {error}"
 
 
 def _switch(patch: Patch, around: Around) -> Shim:

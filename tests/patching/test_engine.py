@@ -278,3 +278,31 @@ def test_a_second_copy_of_the_plugin_does_not_patch_twice(host: SourceTree) -> N
     outcome = second.outcomes["d"]
     assert isinstance(outcome, Refused) and "another copy of the plugin, in " in outcome.evidence
     assert machine().Machine().start(4) == 8
+
+
+def test_a_second_copy_that_registered_as_well_is_found_at_verification(host: SourceTree) -> None:
+    """With a registry nobody is in place until the host applies it, so the second copy cannot see the first."""
+    overlays, registry = [overlay("d", (START, double))], Registry()
+    hooker = RegistryHooker(registry.register)
+    first, second = (run(host, overlays, (hooker, lambda: None)) for _ in range(2))
+    registry.apply()
+    for ledger in (first, second):
+        engine.verify(overlays, ledger)
+    assert isinstance(first.outcomes["d"], Applied)
+    outcome = second.outcomes["d"]
+    assert isinstance(outcome, Refused) and "another copy of the plugin, in " in outcome.evidence
+    assert machine().Machine().start(4) == 8
+
+
+def test_a_probe_or_a_choice_of_hooks_that_fails_is_a_refusal(host: SourceTree) -> None:
+    def fail(_tree: SourceTree) -> Any:
+        raise IndexError("no such statement")
+
+    blind = replace(overlay("blind"), probe=fail)
+    lost = replace(overlay("lost"), hooks=fail)
+    ledger = run(host, [blind, lost, overlay("d", (START, double))], (WraptHooker(), lambda: None))
+    assert ledger.outcomes["blind"] == Refused(
+        "Without it blind goes wrong", "expected source that the probe can read; found IndexError: no such statement"
+    )
+    assert ledger.outcomes["lost"] == Refused("Without it lost goes wrong", "IndexError: no such statement")
+    assert machine().Machine().start(4) == 8
