@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +16,7 @@ from rich.table import Table
 from .. import installation
 from ..demo import releases
 from ..overlays import OVERLAYS
-from ..patching import proof, series
+from ..patching import patchfile, proof, series
 
 EPILOG = "Exit codes: 0 fine, 1 a mismatch, 2 no SGLang found or wrong usage."
 
@@ -45,7 +46,7 @@ def run(options: argparse.Namespace) -> int:
     """Exit code 0: fine; 1: a series does not apply or does not equal the overlays; 2: no SGLang, or wrong usage."""
     try:
         return {"list": _list, "export": _export, "verify": _verify}[options.action](options)
-    except series.PatchError as error:
+    except patchfile.PatchError as error:
         return _fail(options, error, 1)
     except (UsageError, installation.NotInstalled, releases.ReleaseUnavailable) as error:
         return _fail(options, error, 2)
@@ -80,21 +81,22 @@ def _export(options: argparse.Namespace) -> int:
     release = options.release or sglang.version
     try:
         steps = list(series.steps(series.read(_folder(release)), sglang.root))
-    except series.Drift as error:
-        raise series.PatchError(
+    except patchfile.Drift as error:
+        raise patchfile.PatchError(
             f"{error}\n{sglang.root} is not the source of SGLang {release}. Export from an unpacked wheel of {release} "
             "(--sglang-path) and let `patch -p1` or `git apply --3way` carry the result over."
         ) from None
-    texts = {f"{step.patch.id}.patch": series.with_context(step) for step in steps}
+    texts = {f"{step.patch.id}.patch": patchfile.with_context(step.patch, step.changes) for step in steps}
     texts["series"] = "".join(f"{name}\n" for name in texts)
     output = options.output or Path(f"hisparse-patches-{release}")
     try:
         _write(texts, output)
     except OSError as error:
         raise UsageError(f"cannot write to {output}: {error}; name another folder with -o") from error
+    patch, listed = (shlex.quote(str(output.resolve() / name)) for name in ("{}", "series"))
     print(
-        f"Wrote {len(steps)} patches for SGLang {release} to {output}. In a copy of the folder that holds sglang/:\n"
-        f"  xargs -I{{}} git apply {output.resolve()}/{{}} < {output.resolve()}/series"
+        f"Wrote {len(steps)} patches for SGLang {release} to {output}. "
+        f"To apply them, in a copy of the folder that holds sglang/:\n  xargs -I{{}} patch -p1 -i {patch} < {listed}"
     )
     return 0
 
@@ -115,11 +117,8 @@ def _verify(options: argparse.Namespace) -> int:
         names = [patch.id for patch in patches]
         report.append({"release": release, "source": str(root), "patches": names, "mismatches": found})
         if not options.json:
-            print(
-                f"{release}: {len(names)} patches, "
-                + ("apply, compile, equal the overlays" if not found else "MISMATCH")
-            )
-            print("".join(f"  {line}\n" for line in found), end="")
+            verdict = "MISMATCH" if found else "apply, compile, equal the overlays"
+            print("\n  ".join([f"{release}: {len(names)} patches, {verdict}", *found]))
     if options.json:
         print(json.dumps({"series": report}, indent=2))
     return int(any(entry["mismatches"] for entry in report))

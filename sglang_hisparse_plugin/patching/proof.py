@@ -8,7 +8,8 @@ from tempfile import TemporaryDirectory
 
 from .outcome import Defective, Fixed, Unknown, Verdict
 from .overlay import Overlay
-from .series import Patch, PatchError, lay_over, steps
+from .patchfile import Patch, PatchError
+from .series import lay_over, steps
 from .source import SourceTree
 
 

@@ -65,7 +65,7 @@ def test_verify_on_another_release_names_the_drift(source: Source, capsys: pytes
 def test_the_command_that_export_prints_patches_a_tree(
     copied: Source, source: Source, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["patch", "export", "--sglang-path", str(source(OLD)), "-o", str(tmp_path / "out")]) == 0
+    assert main(["patch", "export", "--sglang-path", str(source(OLD)), "-o", str(tmp_path / "an output")]) == 0
     printed = capsys.readouterr().out.splitlines()
     assert printed[0].startswith(f"Wrote {COUNT} patches for SGLang {OLD}")
     tree = copied(OLD)

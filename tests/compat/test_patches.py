@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from sglang_hisparse_plugin.overlays import OVERLAYS
-from sglang_hisparse_plugin.patching import proof, series
-from sglang_hisparse_plugin.patching.series import blob_id
+from sglang_hisparse_plugin.patching import patchfile, proof, series
+from sglang_hisparse_plugin.patching.patchfile import Patch, blob_id
 
 from .conftest import OLD
 
@@ -38,7 +38,7 @@ def test_a_series_equals_the_overlays(release: str, source: Source) -> None:
 
 
 @pytest.mark.parametrize(("release", "patch"), PATCHES)
-def test_the_header_says_where_the_patch_stands(release: str, patch: series.Patch) -> None:
+def test_the_header_says_where_the_patch_stands(release: str, patch: Patch) -> None:
     overlay = OVERLAY[patch.id]
     assert re.fullmatch(r"no|not-needed|https://\S+", patch.fields["Forwarded"])
     assert re.fullmatch(r"none reported|https://github\.com/\S+/\d+", patch.fields["Bug"])
@@ -49,7 +49,7 @@ def test_the_header_says_where_the_patch_stands(release: str, patch: series.Patc
 
 
 @pytest.mark.parametrize(("release", "patch"), PATCHES)
-def test_nothing_is_quoted_but_changed_lines(release: str, patch: series.Patch) -> None:
+def test_nothing_is_quoted_but_changed_lines(release: str, patch: Patch) -> None:
     hunks = [hunk for file in patch.files for hunk in file]
     assert not any(hunk.section_header for hunk in hunks)
     assert not any(line.is_context for hunk in hunks for line in hunk)
@@ -62,7 +62,7 @@ def test_git_and_patch_make_the_same_of_the_export(
 ) -> None:
     tree, expected = copied(release), {}
     for step in series.steps(series.read(STORED[release]), source(release)):
-        (tmp_path / "one.patch").write_text(series.with_context(step))
+        (tmp_path / "one.patch").write_text(patchfile.with_context(step.patch, step.changes))
         subprocess.run([*command, tmp_path / "one.patch"], cwd=tree, check=True, capture_output=True)
         expected |= {change.path: change.after for change in step.changes}
     assert {path: (tree / path).read_text() for path in expected} == expected
@@ -71,7 +71,7 @@ def test_git_and_patch_make_the_same_of_the_export(
 @pytest.mark.parametrize("release", STORED)
 def test_a_series_does_not_apply_to_the_next_release(release: str, source: Source) -> None:
     other = "0.5.11" if release == OLD else "0.5.20"
-    with pytest.raises(series.Drift, match=r"sglang/srt/\S+\.py:\d+: expected .*, found "):
+    with pytest.raises(patchfile.Drift, match=r"sglang/srt/\S+\.py:\d+: expected .*, found "):
         list(series.steps(series.read(STORED[release]), source(other)))
 
 
@@ -134,7 +134,7 @@ def refit(folder: Path, tree: Path) -> None:
         (work / path).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(tree / path, work / path)
     for name in (folder / "series").read_text().split():
-        patch, text = series.parse("", (folder / name).read_text()), (folder / name).read_text()
+        patch, text = patchfile.parse("", (folder / name).read_text()), (folder / name).read_text()
         before = {file.path: blob_id((work / file.path).read_text()) for file in patch.files}
         subprocess.run(["git", "apply", "--unidiff-zero", folder / name], cwd=work, check=True)
         for path, blob in before.items():

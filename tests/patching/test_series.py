@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sglang_hisparse_plugin.patching import series
-from sglang_hisparse_plugin.patching.series import Drift, PatchError, blob_id
+from sglang_hisparse_plugin.patching import patchfile, series
+from sglang_hisparse_plugin.patching.patchfile import Drift, PatchError, blob_id
 
 HEADER = """\
 Description: Give the right answer
@@ -85,7 +85,7 @@ def test_a_read_only_source_is_enough(source: Path, stored: Path, tmp_path: Path
 def test_what_is_written_out_is_taken_by_others(source: Path, stored: Path, tmp_path: Path, command: list[str]) -> None:
     for step in list(series.steps(series.read(stored), source)):
         out = tmp_path / f"{step.patch.id}.patch"
-        out.write_text(series.with_context(step))
+        out.write_text(patchfile.with_context(step.patch, step.changes))
         assert out.read_text().startswith(HEADER)
         subprocess.run([*command, out], cwd=source, check=True, capture_output=True)
     assert snapshot(source) == BEFORE | TWO
@@ -182,8 +182,8 @@ def test_applying_gives_the_text_the_diff_was_made_from(before: str, after: str)
     """Against difflib, for any two texts: form feeds and other things that only look like line ends included."""
     if before == after:
         return
-    split = series._lines
+    split = patchfile._lines
     hunks = difflib.unified_diff(split(before), split(after), "a/x.txt", "b/x.txt", n=0)
     head = f"diff --git a/x.txt b/x.txt\nindex {blob_id(before)}..{blob_id(after)} 100644\n"
-    patch = series.parse("x", HEADER + "\n" + head + "".join(hunks))
-    assert series.patched(patch, patch.files[0], before) == after
+    patch = patchfile.parse("x", HEADER + "\n" + head + "".join(hunks))
+    assert patchfile.change(patch, patch.files[0], before).after == after
