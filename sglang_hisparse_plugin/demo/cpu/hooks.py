@@ -17,6 +17,8 @@ _AFTER_IMPORT = {
     "torch": ("torch_cpu", "adapt"),
     "sglang.srt.mem_cache.hisparse_memory_pool": ("transfers", "adapt"),
     "sglang.srt.mem_cache.memory_pool": ("transfers", "adapt_pool"),
+    "sglang.srt.mem_cache.memory_pool_host": ("transfers", "adapt"),
+    "sglang.srt.mem_cache.pool_host.mla": ("transfers", "adapt"),
     "sglang.srt.model_executor.model_runner": ("model_runner", "adapt"),
     "sglang.jit_kernel.hisparse": ("swap_in", "adapt"),
     "sglang.kernels.ops.kvcache.hisparse": ("swap_in", "adapt"),
