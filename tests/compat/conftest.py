@@ -36,8 +36,12 @@ def copied(tmp_path: Path, source: Callable[[str], Path]) -> Callable[[str], Pat
 
 
 @pytest.fixture
-def edited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A copy of the stored series of `OLD`, to be edited; the command line takes it for the stored one."""
-    folder = shutil.copytree(series.stored()[OLD], tmp_path / "edited")
-    monkeypatch.setattr(series, "stored", lambda: {OLD: folder})
-    return folder
+def edited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Path]:
+    """A copy of the stored series of a release, to be edited; the command line takes it for the only stored one."""
+
+    def edit(release: str) -> Path:
+        folder = shutil.copytree(series.stored()[release], tmp_path / "edited")
+        monkeypatch.setattr(series, "stored", lambda: {release: folder})
+        return folder
+
+    return edit

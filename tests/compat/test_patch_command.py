@@ -45,8 +45,12 @@ def test_verify_takes_the_series_of_the_source_it_is_given(source: Source, capsy
     assert capsys.readouterr().out == f"{OLD}: {COUNT} patches, apply, compile, equal the overlays\n"
 
 
-def test_verify_reports_a_broken_patch(edited: Path, source: Source, capsys: pytest.CaptureFixture[str]) -> None:
-    patch = edited / "direct-flag.patch"
+def test_the_series_serves_the_release_before_its_hotfix(source: Source) -> None:
+    assert main(["patch", "verify", "--release", OLD, "--sglang-path", str(source("0.5.10"))]) == 0
+
+
+def test_verify_reports_a_broken_patch(edited: Source, source: Source, capsys: pytest.CaptureFixture[str]) -> None:
+    patch = edited(OLD) / "direct-flag.patch"
     patch.write_text(patch.read_text().replace("-        req.staging = False", "-        req.staging = True"))
     assert main(["patch", "verify"]) == 1
     assert (
