@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import re
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
@@ -71,35 +72,58 @@ class Walk:
         return f"no answer ({self.error})" if self.got is None else f"wrong from step {self.break_at}"
 
 
+@dataclass(frozen=True)
+class Control:
+    """What must go wrong with the plugin off on a release that has the defect."""
+
+    overlay: str
+    """The overlay that repairs it."""
+    name: str
+    retract: bool
+    crowded: bool
+    """More requests than slots."""
+
+
+CONTROLS = (
+    Control("retract-order", "control: with the plugin off, retraction kills or corrupts", retract=True, crowded=False),
+    Control("slot-count", "control: with the plugin off, more requests than slots kill", retract=False, crowded=True),
+)
+SWAP_IN = "swap-in"  #: the overlay that replaces the swap-in kernel
+
+
 def run(launcher: Launcher) -> Report:
     """Every check on one release. A server that does not start is a failed check, not an exception."""
     report = Report(launcher.target.name)
     start = time.monotonic()
-    for part in (_without_hisparse, _with_plugin, _without_plugin):
+    parts: list[tuple[str, Callable[[], None]]] = [
+        ("without HiSparse", lambda: _without_hisparse(launcher, report)),
+        ("with HiSparse and the plugin", lambda: _with_plugin(launcher, report)),
+        ("with SGLang's own swap-in kernel", lambda: _with_upstream_swap_in(launcher, report)),
+        *((control.name, lambda control=control: _without_plugin(launcher, report, control)) for control in CONTROLS),
+    ]
+    for name, part in parts:
         try:
-            part(launcher, report)
+            part()
         except (ServerFailed, OSError) as error:
-            report.add(part.__doc__ or part.__name__, False, str(error))
+            report.add(name, False, str(error))
     report.figures["seconds"] = round(time.monotonic() - start, 1)
     return report
 
 
 def _without_hisparse(launcher: Launcher, report: Report) -> None:
-    """without HiSparse"""
     with launcher.server("without-hisparse", hisparse=False) as server:
-        walks = _together(server, [_long(launcher.scale, i) for i in range(len(launcher.scale.long))])
-        _all_exact(report, "walks are exact without HiSparse", walks)
+        launcher.progress("without-hisparse: long walks")
+        _all_exact(report, "walks are exact without HiSparse", [_ask(server, *each) for each in _long(launcher.scale)])
 
 
 def _with_plugin(launcher: Launcher, report: Report) -> None:
-    """with HiSparse and the plugin"""
     scale = launcher.scale
-    with launcher.server("plugin-on", hisparse=True, retract=True) as server:
+    with launcher.server("plugin-on", retract=True) as server:
         _plugin_active(launcher, report, server)
         launcher.progress("plugin-on: long walks")
-        walks = [_ask(server, *_long(scale, i)) for i in range(len(scale.long))]
-        contexts = " and ".join(f"{len(w.tokens) / scale.hot_buffer:.0f}x" for w in walks)
-        _all_exact(report, f"walks are exact with HiSparse, contexts {contexts} the hot buffer", walks)
+        contexts = " and ".join(f"{length / scale.hot_buffer:.0f}x" for length in scale.long)
+        name = f"walks are exact with HiSparse, contexts {contexts} the hot buffer"
+        _all_exact(report, name, [_ask(server, *each) for each in _long(scale)])
 
         launcher.progress(f"plugin-on: {scale.crowd_size} requests, {scale.slots} slots")
         walks = _together(server, _crowd(scale, scale.crowd_size))
@@ -114,23 +138,32 @@ def _with_plugin(launcher: Launcher, report: Report) -> None:
         _pools_balance(report, server)
 
 
-def _without_plugin(launcher: Launcher, report: Report) -> None:
-    """control: HiSparse with the plugin off"""
-    scale = launcher.scale
-    name = "control: with the plugin off the first retraction kills or corrupts"
-    if not _defective(launcher, "retract-order"):
-        report.add(name, None, "this SGLang has the fix")
+def _with_upstream_swap_in(launcher: Launcher, report: Report) -> None:
+    if not _defective(launcher, SWAP_IN):
         return
-    with launcher.server("plugin-off", hisparse=True, plugin="off", retract=True) as server:
-        launcher.progress("plugin-off: waiting for the defect")
-        if "HiSparse plugin" in server.log_text():
-            report.add(name, False, "the plugin is active although it is off")
+    with launcher.server("upstream-swap-in", skip=SWAP_IN) as server:
+        launcher.progress("upstream-swap-in: long walks")
+        walks = [_ask(server, *each) for each in _long(launcher.scale)]
+        _all_exact(report, "walks are exact with SGLang's own swap-in kernel, too", walks)
+
+
+def _without_plugin(launcher: Launcher, report: Report, control: Control) -> None:
+    scale = launcher.scale
+    if not _defective(launcher, control.overlay):
+        report.add(control.name, None, "this SGLang has the fix")
+        return
+    name = f"plugin-off-{control.overlay}"
+    with launcher.server(name, plugin="off", retract=control.retract) as server:
+        launcher.progress(f"{name}: waiting for the defect")
+        walks = _together(server, _crowd(scale, scale.crowd_size if control.crowded else scale.slots))
+        log = server.log_text()
+        if "HiSparse plugin" in log:
+            report.add(control.name, False, "the plugin is active although it is off")
             return
-        walks = _together(server, _crowd(scale, scale.slots))
         broken = [walk for walk in walks if not walk.exact]
-        why = re.findall(r"^(\w+(?:Error|Exception): .*)$", server.log_text(), re.M)
-        how = f"server died: {why[-1]}" if why and not server.alive else f"{len(broken)} of {len(walks)} walks wrong"
-        report.add(name, bool(broken), how)
+        errors = re.findall(r"^(\w+(?:Error|Exception): .*)$", log, re.M)
+        how = f"server died: {errors[-1]}" if errors else f"{len(broken)} of {len(walks)} walks wrong"
+        report.add(control.name, bool(broken), how)
 
 
 def _plugin_active(launcher: Launcher, report: Report, server: Server) -> None:
@@ -184,11 +217,11 @@ def _plan(launcher: Launcher) -> engine.Plan:
 
 
 def _defective(launcher: Launcher, overlay: str) -> bool:
-    return isinstance(_plan(launcher)[overlay], Applied)
+    return isinstance(_plan(launcher).get(overlay), Applied)
 
 
-def _long(scale: Scale, index: int) -> tuple[list[int], int]:
-    return model.prompt(scale.long[index], seed=index), scale.steps
+def _long(scale: Scale) -> list[tuple[list[int], int]]:
+    return [(model.prompt(length, seed), scale.steps) for seed, length in enumerate(scale.long)]
 
 
 def _crowd(scale: Scale, size: int) -> list[tuple[list[int], int]]:

@@ -1,8 +1,8 @@
 """The pointer-chasing model: DeepSeek-V3.2 weights written down, not trained, and prompts whose continuation is known.
 
-A prompt is a shuffled list of *edges*, most of them distractors. The last edge names the key to look up first. Each step
-the model finds the one edge with that key, anywhere in the context, and repeats it; the edge's value is the next key.
-After one lap around the cycle it looks the keys up in what it generated itself, not in the prompt. So every step
+A prompt is a shuffled list of *edges*, most of them distractors. The last edge names the key to look up first. At each
+step the model finds the one edge with that key, anywhere in the context, and repeats it; the edge's value is the next
+key. After one lap around the cycle it looks the keys up in what it generated itself, not in the prompt. So every step
 depends on one particular row of the KV cache, in each of two layers: the first contributes the high digit of the
 answer, the second the low digit. A row that is lost, stale or in the wrong place gives another token.
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -29,7 +31,7 @@ class Server:
         command: everything but `--host` and `--port`.
         env: all environment variables.
         log: file for stdout and stderr.
-        patience: seconds until the server must be ready.
+        patience: seconds until the server must be ready, and until it must answer.
         progress: called with a line of text while it starts.
     """
 
@@ -65,11 +67,11 @@ class Server:
         """Whether the server's first process still runs; it goes when its scheduler dies."""
         return self._process is not None and self._process.poll() is None
 
-    def generate(self, tokens: list[int], steps: int, rid: str | None = None, timeout: float = 120) -> list[int]:
+    def generate(self, tokens: list[int], steps: int, rid: str | None = None) -> list[int]:
         """The `steps` tokens that greedy decoding appends.
 
         Raises:
-            OSError: no answer: the server died, refused, or took longer than `timeout` seconds.
+            OSError: no answer: the server died, refused, or took longer than it had to start.
         """
         body: dict[str, Any] = {
             "input_ids": tokens,
@@ -77,7 +79,7 @@ class Server:
         }
         if rid:
             body["rid"] = rid
-        answer = self._ask("/generate", timeout, json.dumps(body).encode())
+        answer = self._ask("/generate", self.patience, json.dumps(body).encode())
         return [int(token) for token in answer["output_ids"]]
 
     def internal_state(self) -> dict[str, Any]:
@@ -128,6 +130,9 @@ class Server:
 
 
 def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """A free port that leaves SGLang room for those it derives by adding up to 10000."""
+    while True:
+        port = random.randrange(20000, 50000)
+        with socket.socket() as trial, contextlib.suppress(OSError):
+            trial.bind(("127.0.0.1", port))
+            return port

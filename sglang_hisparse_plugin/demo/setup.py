@@ -97,17 +97,18 @@ class Launcher:
     """Folder for logs."""
     progress: Progress
 
-    def server(self, name: str, *, hisparse: bool, plugin: str | None = None, retract: bool = False) -> Server:
+    def server(
+        self, name: str, *, hisparse: bool = True, plugin: str = "auto", skip: str = "", retract: bool = False
+    ) -> Server:
         """A server, not yet started.
 
         Args:
             name: of its log file.
-            plugin: the plugin's mode, or None to leave that to the environment.
+            plugin: the plugin's mode.
+            skip: overlays left out, separated by commas.
             retract: SGLang's own test switch: retract a request every `retract_every` forward passes.
         """
-        env = self._environment()
-        if plugin is not None:
-            env[config.MODE_VARIABLE] = plugin
+        env = self._environment() | {config.MODE_VARIABLE: plugin, config.SKIP_VARIABLE: skip}
         if retract:
             env |= {"SGLANG_TEST_RETRACT": "1", "SGLANG_TEST_RETRACT_INTERVAL": str(self.scale.retract_every)}
         return Server(
@@ -143,7 +144,7 @@ class Launcher:
         return command
 
     def _renamed_flags(self) -> list[str]:
-        """Flags that changed names between releases, as this one spells them. Sparse attention is DSA from 0.5.15 on."""
+        """Flags that changed names between releases, as this one spells them; NSA became DSA in 0.5.15."""
         known = self._flags_source()
         dsa = "dsa" if "dsa_prefill_backend" in known else "nsa"
         flags = [f"--attention-backend={dsa}"]

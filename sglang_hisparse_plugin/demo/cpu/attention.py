@@ -62,7 +62,7 @@ def fast_topk_v2(score: Any, lengths: Any, topk: int, row_starts: Any = None) ->
     return torch.nn.functional.pad(found, (0, topk - found.shape[1]), value=-1).to(torch.int32)
 
 
-def fast_topk_transform_fused(
+def fast_topk_transform_fused(  # noqa: PLR0917 (SGLang's signature)
     score: Any, lengths: Any, page_table_size_1: Any, cu_seqlens_q: Any, topk: int, row_starts: Any = None
 ) -> Any:
     """`fast_topk_v2`, then the pool row of each column.

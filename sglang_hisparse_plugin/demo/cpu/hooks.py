@@ -12,7 +12,7 @@ from types import ModuleType
 
 import wrapt
 
-#: module of SGLang -> (our module, our function that is called with the imported module)
+#: module -> (our module, our function that is called with it once it is imported)
 _AFTER_IMPORT = {
     "torch": ("torch_cpu", "adapt"),
     "sglang.srt.mem_cache.hisparse_memory_pool": ("transfers", "adapt"),
@@ -22,6 +22,7 @@ _AFTER_IMPORT = {
     "sglang.srt.model_executor.model_runner": ("model_runner", "adapt"),
     "sglang.jit_kernel.hisparse": ("swap_in", "adapt"),
     "sglang.kernels.ops.kvcache.hisparse": ("swap_in", "adapt"),
+    "sglang_hisparse_plugin.kernels.reference": ("swap_in", "adapt_reference"),
     "sglang.srt.layers.attention.nsa.nsa_indexer": ("indexer", "adapt"),
     "sglang.srt.layers.attention.dsa.dsa_indexer": ("indexer", "adapt"),
 }
@@ -99,7 +100,7 @@ _torchvision_ops: list[object] = []  # a torch Library forgets its operators whe
 
 
 def _declare_torchvision_ops() -> None:
-    """The index's default torchvision is built for CUDA: beside a CPU torch its operators do not load, but are looked up."""
+    """The index's default torchvision is built for CUDA: its operators are looked up but not there on a CPU."""
     if _torchvision_ops or importlib.metadata.version("torchvision").endswith("+cpu"):
         return
     import torch

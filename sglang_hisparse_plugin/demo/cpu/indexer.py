@@ -10,10 +10,10 @@ FP8_MAX = 448.0  #: of float8 e4m3
 
 def adapt(module: ModuleType) -> None:
     """Give SGLang's `Indexer` the forward pass that its CPU dispatch looks for."""
-    module.Indexer.forward_native = forward  # type: ignore[attr-defined]
+    module.Indexer.forward_native = forward
 
 
-def forward(
+def forward(  # noqa: PLR0917 (SGLang's signature)
     self: Any, x: Any, q_lora: Any, positions: Any, forward_batch: Any, layer_id: int, return_indices: bool = True
 ) -> Any:
     """Store the new tokens' index keys and select `index_topk` tokens for each query.
@@ -43,7 +43,7 @@ def forward(
 
 
 def _store(pages: Any, locations: Any, key: Any, page_size: int) -> None:
-    """Quantise as SGLang does: float8 with one power-of-two scale per key. A page is all its keys, then all its scales."""
+    """Quantise as SGLang does: float8, one power-of-two scale per key. A page is all its keys, then all its scales."""
     import torch
 
     scale = torch.exp2(torch.ceil(torch.log2(key.float().abs().amax(-1, keepdim=True).clamp(min=1e-4) / FP8_MAX)))

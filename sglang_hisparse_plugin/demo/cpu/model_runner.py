@@ -1,4 +1,4 @@
-"""From 0.5.11 to 0.5.17, SGLang builds the HiSparse coordinator only where it initialises a GPU; here it does so on the CPU."""
+"""From 0.5.11 to 0.5.17, SGLang builds the HiSparse coordinator only where it initialises a GPU; here, on the CPU."""
 
 from __future__ import annotations
 

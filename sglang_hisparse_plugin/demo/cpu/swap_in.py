@@ -1,9 +1,11 @@
-"""SGLang's swap-in kernel, replaced by the package's reference op in plain torch."""
+"""SGLang's swap-in kernel, replaced by the package's reference op in plain torch, which counts here what it does."""
 
 from __future__ import annotations
 
 from types import ModuleType
 from typing import Any
+
+import wrapt
 
 _counters: list[Any] = []  # one int64 tensor: hits, misses, bytes
 
@@ -16,20 +18,20 @@ def counts() -> dict[str, int]:
 
 def adapt(module: ModuleType) -> None:
     """Set in SGLang's wrapper module, before the coordinator imports the functions by name."""
-    module.load_cache_to_device_buffer_mla = load_cache_to_device_buffer_mla  # type: ignore[attr-defined]
-    if hasattr(module, "copy_cache_planned_mla"):
-        module.copy_cache_planned_mla = copy_cache_planned_mla
+    for function in (load_cache_to_device_buffer_mla, copy_cache_planned_mla):
+        setattr(module, function.__name__, function)
+
+
+def adapt_reference(module: ModuleType) -> None:
+    """Let the reference op count, whoever calls it."""
+    wrapt.wrap_function_wrapper(module, "swap_in", _counted)
 
 
 def load_cache_to_device_buffer_mla(*, page_size: int = 1, block_size: int = 256, **arguments: Any) -> None:
     """SGLang's arguments, without those of a launch."""
-    import torch
-
     from sglang_hisparse_plugin.kernels import reference
 
-    if not _counters:
-        _counters.append(torch.zeros(3, dtype=torch.int64))
-    reference.swap_in(**arguments, counters=_counters[0])
+    reference.swap_in(**arguments)
 
 
 def copy_cache_planned_mla(*, num_blocks: int = 4, block_size: int = 1024, **arguments: Any) -> None:
@@ -39,3 +41,13 @@ def copy_cache_planned_mla(*, num_blocks: int = 4, block_size: int = 1024, **arg
     if arguments.pop("skip_io", False) or arguments.pop("is_dsv4_layout", False):
         raise NotImplementedError("skip_io and DeepSeek-V4's layout have no CPU stand-in")
     reference.copy_planned(**arguments)
+
+
+def _counted(wrapped: Any, _: Any, args: Any, kwargs: Any) -> Any:
+    if kwargs.get("counters") is None:
+        import torch
+
+        if not _counters:
+            _counters.append(torch.zeros(3, dtype=torch.int64))
+        kwargs = kwargs | {"counters": _counters[0]}
+    return wrapped(*args, **kwargs)

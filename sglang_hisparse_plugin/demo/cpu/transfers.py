@@ -15,7 +15,7 @@ def adapt(module: ModuleType) -> None:
         setattr(module, transfer.__name__, transfer)
 
 
-def transfer_kv_all_layer_mla(
+def transfer_kv_all_layer_mla(  # noqa: PLR0917 (SGLang's signature)
     src_layers: Any,
     dst_layers: Any,
     src_indices: Any,
@@ -56,7 +56,7 @@ def _rows(address: int, indices: np.ndarray[Any, Any], item_size: int) -> np.nda
         raise IndexError(f"negative row {indices.min()}")
     count = int(indices.max()) + 1
     raw = (ctypes.c_uint8 * (count * item_size)).from_address(address)
-    return np.frombuffer(raw, dtype=np.uint8).reshape(count, item_size)
+    return np.ctypeslib.as_array(raw).reshape(count, item_size)
 
 
 def adapt_pool(module: ModuleType) -> None:
@@ -68,7 +68,8 @@ def set_mla_kv_buffer_triton(kv_buffer: Any, loc: Any, cache_k_nope: Any, cache_
     """New rows into the pool. The Triton kernel would run interpreted, a row at a time, or not at all for many rows.
 
     Args:
-        kv_buffer: (rows, 1, nope + rope). loc: (n,) integer rows. cache_k_nope, cache_k_rope: (n, 1, nope), (n, 1, rope).
+        kv_buffer: (rows, 1, nope + rope). loc: (n,) integer rows.
+        cache_k_nope, cache_k_rope: (n, 1, nope), (n, 1, rope).
     """
     nope = cache_k_nope.shape[-1]
     kv_buffer[loc.long(), ..., :nope], kv_buffer[loc.long(), ..., nope:] = cache_k_nope, cache_k_rope
