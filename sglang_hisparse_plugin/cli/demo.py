@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import argparse
+import importlib.metadata
 import importlib.util
 import json
+import os
+import platform
 import shutil
+import subprocess
 import sys
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
+from datetime import datetime, timezone
 from pathlib import Path
 
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from .. import installation
+from .. import __version__, installation
 from ..demo import checks, model, releases
 from ..demo.setup import SCALES, Launcher, Scale, Target
 
@@ -115,10 +120,31 @@ def _run(targets: list[Target], scale: Scale, work: Path, console: Console) -> l
 def _summary(device: str, reports: list[checks.Report]) -> dict[str, object]:
     return {
         "device": device,
+        **_machine(device),
         "real": REAL,
         "stand_ins": STAND_INS if device == "cpu" else None,
         "passed": all(report.passed for report in reports),
         "releases": [{**asdict(report), "passed": report.passed} for report in reports],
+    }
+
+
+def _machine(device: str) -> dict[str, object]:
+    """Where and with what this ran, for the record."""
+    here = Path(__file__).parent
+    git = subprocess.run(["git", "-C", here, "rev-parse", "HEAD"], check=False, capture_output=True, text=True)
+    if device == "cuda":
+        import torch
+
+        name = torch.cuda.get_device_name()
+    else:
+        name = f"{os.cpu_count()} x {platform.machine()}"
+    return {
+        "hardware": name,
+        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "plugin": __version__,
+        "commit": git.stdout.strip() or None,
+        "python": platform.python_version(),
+        "torch": importlib.metadata.version("torch"),
     }
 
 

@@ -88,6 +88,7 @@ CONTROLS = (
     Control("retract-order", "control: with the plugin off, retraction kills or corrupts", retract=True, crowded=False),
     Control("slot-count", "control: with the plugin off, more requests than slots kill", retract=False, crowded=True),
 )
+IDLE_PATIENCE = 20  #: seconds in which finished requests must have given everything back
 SWAP_IN = "swap-in"  #: the overlay that replaces the swap-in kernel
 
 
@@ -197,7 +198,7 @@ def _one_wrong_row(scale: Scale, report: Report, server: Server, layer: int) -> 
 
 def _pools_balance(report: Report, server: Server) -> None:
     """Idle again, every pool has as many free slots as at the start."""
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + IDLE_PATIENCE
     while (state := server.internal_state()[probe.KEY])["now"] != state["start"] and time.monotonic() < deadline:
         time.sleep(0.5)
     start, now = state["start"], state["now"]

@@ -1,6 +1,6 @@
 """The model's forward pass in plain torch, written from the architecture, with the roundings of the GPU kernels.
 
-Independent of SGLang and of its tensors' layout tricks: MLA unabsorbed, attention over what the indexer chose, no pages.
+Independent of SGLang and of its tensors' layout tricks: MLA unabsorbed, no pages, attention to what the indexer chose.
 Activations are rounded to bfloat16 where the server keeps them so; index queries and keys are Hadamard-rotated and
 rounded to float8 with a power-of-two scale.
 """

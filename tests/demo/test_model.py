@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -17,8 +18,17 @@ from sglang_hisparse_plugin.demo.model import FIRST_LAP, HOME, LATER_LAP, PROMPT
 # Heads do the same; a few tell what all would.
 DEVICES = {
     "cpu": (dataclasses.replace(model.CPU, heads=2, index_heads=2), 700),
-    "cuda": (dataclasses.replace(model.CUDA, heads=2, index_heads=2), 3000),
+    "cuda": (dataclasses.replace(model.CUDA, heads=2, index_heads=2), 2300),
 }
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    """Tests run side by side; threads of each that wait for each other would take many times longer."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")
@@ -85,7 +95,7 @@ def test_forward_pass_walks_with_wide_margins(weights: dict[str, dict[str, torch
     dims, length = DEVICES[device]
     tokens = model.prompt(length, seed=7)
     right = model.walk(tokens, STAGES + 2)
-    for step in (0, 1, STAGES - 1, STAGES, STAGES + 1):
+    for step in (0, STAGES - 1, STAGES + 1):
         result = forward(weights[device], dims, tokens + right[:step])
         needed = model.needed_position(tokens, step)
         best = result.logits.topk(2)
@@ -98,7 +108,7 @@ def test_forward_pass_walks_with_wide_margins(weights: dict[str, dict[str, torch
             assert attended[needed] > 0.999
 
 
-@pytest.mark.parametrize(("device", "layer"), itertools.product(DEVICES, (0, 1)))
+@pytest.mark.parametrize(("device", "layer"), list(itertools.product(DEVICES, (0, 1))))
 def test_one_broken_row_breaks_the_step_that_needs_it(
     weights: dict[str, dict[str, torch.Tensor]], device: str, layer: int
 ) -> None:

@@ -1,0 +1,192 @@
+"""The demo's checks fail when what they check is wrong: against a server that misbehaves in one way at a time."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+
+from sglang_hisparse_plugin.demo import checks, model, probe, setup
+from sglang_hisparse_plugin.demo.server import ServerFailed
+from sglang_hisparse_plugin.patching.outcome import Applied, Skipped
+
+SCALE = dataclasses.replace(
+    setup.CPU, long=(300, 200), crowd=(100, 200), crowd_size=6, steps=70, crowd_steps=20, hot_buffer=64
+)
+PLAN = {"retract-order": Applied("a"), "slot-count": Skipped("b"), "swap-in": Skipped("c")}
+LOG = "HiSparse plugin 1\nHiSparse overlay retract-order: applied: a\nTesting retraction. #retracted_reqs: 1, #new\n"
+POOLS = {"host slots": 8, "device slots": 4}
+
+
+class FakeServer:
+    """Answers as the model would; a test replaces one of its manners."""
+
+    log = LOG
+    state: ClassVar[dict[str, Any]] = {"start": POOLS, "now": POOLS, "swap_in": {"hits": 1, "misses": 2, "bytes": 3}}
+    dies = False
+
+    def __enter__(self) -> FakeServer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def generate(self, tokens: list[int], steps: int, rid: str | None = None) -> list[int]:
+        if self.dies:
+            raise ConnectionResetError("gone")
+        right = model.walk(tokens, steps)
+        return self.break_walk(right, -8) if rid and rid.startswith("hisparse-fault") else right
+
+    def break_walk(self, right: list[int], step: int) -> list[int]:
+        return [*right[:step], model.Edge(model.FIRST_LAP, 0, 0).token + 1, *right[step:][1:]]
+
+    def internal_state(self) -> dict[str, Any]:
+        return {probe.KEY: self.state}
+
+    def log_text(self) -> str:
+        return self.log
+
+
+class FakeLauncher:
+    """Hands out a server of `kind` wherever the plugin is on, and one that dies where it is off."""
+
+    scale = SCALE
+    target = setup.Target("fake", Path("nowhere"))
+
+    def __init__(self, kind: type[FakeServer], off: type[FakeServer]) -> None:
+        self.kind, self.off = kind, off
+
+    def server(self, name: str, plugin: str = "auto", **_: object) -> FakeServer:
+        return self.off() if plugin == "off" else self.kind()
+
+    def progress(self, text: str) -> None:
+        pass
+
+
+class Dead(FakeServer):
+    log = "Traceback\nValueError: only one element\n"
+    dies = True
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch) -> Callable[..., checks.Report]:
+    monkeypatch.setattr(checks, "_plan", lambda launcher: PLAN)
+    monkeypatch.setattr(checks, "IDLE_PATIENCE", 0)
+    return lambda kind=FakeServer, off=Dead: checks.run(FakeLauncher(kind, off))  # type: ignore[arg-type]
+
+
+def failed(report: checks.Report) -> list[str]:
+    return [check.name for check in report.checks if check.passed is False]
+
+
+def test_a_good_server_passes_and_what_does_not_apply_is_said(run: Callable[..., checks.Report]) -> None:
+    report = run()
+    assert report.passed
+    assert [check.detail for check in report.checks if check.passed is None] == ["this SGLang has the fix"]
+    assert report.figures["retractions"] == 1
+
+
+def test_one_wrong_token(run: Callable[..., checks.Report]) -> None:
+    class Wrong(FakeServer):
+        def generate(self, tokens: list[int], steps: int, rid: str | None = None) -> list[int]:
+            right = super().generate(tokens, steps, rid)
+            return right if rid else self.break_walk(right, steps - 1)
+
+    assert [name[:15] for name in failed(run(Wrong))] == ["walks are exact", "walks are exact", "6 requests at o"]
+
+
+def test_a_walk_that_stops_early(run: Callable[..., checks.Report]) -> None:
+    class Short(FakeServer):
+        def generate(self, tokens: list[int], steps: int, rid: str | None = None) -> list[int]:
+            return super().generate(tokens, steps, rid)[: None if rid else -1]
+
+    assert len(failed(run(Short))) == 3
+
+
+def test_a_dead_server(run: Callable[..., checks.Report]) -> None:
+    assert not run(Dead).passed
+
+
+def test_a_fault_that_breaks_nothing(run: Callable[..., checks.Report]) -> None:
+    class Immune(FakeServer):
+        def break_walk(self, right: list[int], step: int) -> list[int]:
+            return right
+
+    assert len(failed(run(Immune))) == SCALE.dims.layers
+
+
+def test_a_fault_that_breaks_too_early(run: Callable[..., checks.Report]) -> None:
+    class Early(FakeServer):
+        def break_walk(self, right: list[int], step: int) -> list[int]:
+            return super().break_walk(right, 0)
+
+    assert len(failed(run(Early))) == SCALE.dims.layers
+
+
+def test_a_leak(run: Callable[..., checks.Report]) -> None:
+    class Leaky(FakeServer):
+        state = FakeServer.state | {"now": POOLS | {"host slots": 7}}
+
+    report = run(Leaky)
+    assert failed(report) == ["pools are balanced at the end"]
+    assert "host slots 7 of 8" in str(report.checks)
+
+
+def test_no_retraction_happened(run: Callable[..., checks.Report]) -> None:
+    class Calm(FakeServer):
+        log = LOG.replace("#retracted_reqs: 1", "#retracted_reqs: 0")
+
+    assert failed(run(Calm)) == ["requests were retracted on the way"]
+
+
+def test_no_row_came_from_the_host(run: Callable[..., checks.Report]) -> None:
+    class Warm(FakeServer):
+        state = FakeServer.state | {"swap_in": {"hits": 1, "misses": 0, "bytes": 0}}
+
+    assert failed(run(Warm)) == ["rows really came from the host"]
+
+
+@pytest.mark.parametrize(
+    ("log", "said"),
+    [
+        ("ready\n#retracted_reqs: 1", "install the plugin"),
+        (LOG.replace("overlay retract-order", "overlay other"), "missing: retract-order"),
+        (LOG + "HiSparse overlay other: refused: x", "refused: other"),
+    ],
+)
+def test_the_plugin_is_not_what_the_source_calls_for(run: Callable[..., checks.Report], log: str, said: str) -> None:
+    class Other(FakeServer):
+        pass
+
+    Other.log = log
+    report = run(Other)
+    assert failed(report) == ["the plugin is active in the server"]
+    assert said in str(report.checks)
+
+
+def test_a_control_that_does_not_fail(run: Callable[..., checks.Report]) -> None:
+    class Healthy(FakeServer):
+        log = "ready"
+
+    assert failed(run(off=Healthy)) == [checks.CONTROLS[0].name]
+
+
+def test_a_control_with_the_plugin_still_on(run: Callable[..., checks.Report]) -> None:
+    class On(Dead):
+        log = LOG
+
+    assert "although it is off" in str(run(off=On).checks)
+
+
+def test_a_server_that_does_not_start_fails_its_part_and_the_rest_goes_on(run: Callable[..., checks.Report]) -> None:
+    class Broken(FakeServer):
+        def __enter__(self) -> FakeServer:
+            raise ServerFailed("the server ended while starting\nlast line of its log")
+
+    report = run(Broken)
+    assert failed(report) == ["without HiSparse", "with HiSparse and the plugin"]
+    assert "last line of its log" in report.checks[0].detail
+    assert report.checks[-2].passed, "the control still ran"
