@@ -33,7 +33,11 @@ def register() -> None:
 
 def activate() -> None:
     """Entry from `_bootstrap` on releases without a loader: wraps each module as soon as it is imported."""
-    if config.allowed_by_sglang() and not installation.find().has_loader:
+    try:
+        sglang = installation.find()
+    except installation.NotInstalled:  # somebody looked for it in vain
+        return
+    if config.allowed_by_sglang() and not sglang.has_loader:
         _open(WraptHooker())
 
 

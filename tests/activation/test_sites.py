@@ -34,6 +34,7 @@ def test_the_wheel_carries_everything(wheel: Path) -> None:
 def test_status_without_sglang(site: Site) -> None:
     ended = site.run("-m", "sglang_hisparse_plugin.cli", "status")
     assert ended.returncode == 2 and "SGLang is not installed here" in ended.stdout
+    assert "not active" not in ended.stdout
     ended = site.run("-m", "sglang_hisparse_plugin.cli", "status", "--json", "--sglang-path", str(site.root))
     assert ended.returncode == 2 and "has no folder sglang/srt" in ended.stdout
 
