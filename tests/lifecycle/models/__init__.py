@@ -1,0 +1,1 @@
+"""What SGLang finds through SGLANG_EXTERNAL_MODEL_PACKAGE."""

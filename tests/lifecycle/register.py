@@ -1,0 +1,45 @@
+"""What each scenario shows on an unchanged release: nothing, or the evidence of a defect."""
+
+from __future__ import annotations
+
+RELEASES = ("0.5.10", "0.5.10.post1", "0.5.11", "0.5.12", "0.5.15", "0.5.18", "0.5.20", "0.5.23")
+
+CONTROL = {"corrupted-row": "attention read wrong rows"}
+"""Evidence that must appear in every variant: a check that cannot fail is worth nothing."""
+
+ONLY_IN = {"checksum-mismatch": ("0.5.23",), "chunked-abort": ("0.5.23",)}
+"""Scenarios about things that only these releases have."""
+
+HOST_LEAK, DEVICE_LEAK = "host rows in no hand", "device pages in no hand"
+
+
+def _span(first: str, last: str) -> tuple[str, ...]:
+    return RELEASES[RELEASES.index(first) : RELEASES.index(last) + 1]
+
+
+OLD, ALL = _span("0.5.10", "0.5.10.post1"), RELEASES
+
+DEFECTS: dict[str, tuple[tuple[tuple[str, ...], str], ...]] = {
+    "more-than-slots": ((("0.5.11",), "alloc_req_slots"),),  # before, a batch that stays full hides it
+    "retract-decode": ((OLD, "retract_req (hisparse_coordinator.py"),),
+    "last-request": ((OLD, HOST_LEAK),),
+    "preempt": ((OLD, HOST_LEAK),),
+    "readmit": ((OLD, HOST_LEAK),),
+    "pause-decoding": ((OLD, HOST_LEAK),),
+    "pause-prefilled": ((_span("0.5.10", "0.5.15"), HOST_LEAK),),
+    "pause-staged": ((OLD, HOST_LEAK), (_span("0.5.11", "0.5.23"), "staged is still going on")),
+    "pause-chunked": ((OLD, HOST_LEAK), (_span("0.5.11", "0.5.20"), DEVICE_LEAK)),
+    "one-token-each": ((OLD, "what was waited for did not come"),),
+    "refused-while-staging": ((OLD, "there is room, and the prompt still waits"),),
+    "flush-while-staging": ((OLD, "the cache was flushed under a request that is staging"),),
+    "finished-release": ((("0.5.11",), "the coordinator failed"),),
+    "quick-finish": ((OLD, HOST_LEAK),),
+    "direct-flag": ((_span("0.5.10", "0.5.11"), "still taken for staging"),),
+    "checksum-mismatch": ((("0.5.23",), HOST_LEAK),),
+    "chunked-abort": ((("0.5.23",), DEVICE_LEAK),),
+}
+
+
+def evidence(release: str, scenario: str) -> str:
+    """What must be found when nothing is patched; empty if nothing may be."""
+    return next((text for releases, text in DEFECTS.get(scenario, ()) if release in releases), "")

@@ -1,0 +1,78 @@
+"""Every scenario on every supported release: unchanged, with the plugin, and with the source patched instead."""
+
+from __future__ import annotations
+
+import ast
+import json
+import subprocess
+import sys
+import tempfile
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from sglang_hisparse_plugin.demo import cpu, releases
+from sglang_hisparse_plugin.patching import series
+
+from . import register, server
+
+HERE = Path(__file__).parent
+TIMEOUT_S = 300
+
+
+def _scenarios() -> list[str]:
+    """Their names, read from the source: importing it would import SGLang."""
+    body = ast.parse((HERE / "scenarios.py").read_text()).body
+    return [f.name.replace("_", "-") for f in body if isinstance(f, ast.FunctionDef) and f.decorator_list]
+
+
+def _runs() -> list[tuple[str, str]]:
+    patched = series.stored()
+    both = [(release, variant) for release in register.RELEASES for variant in ("off", "plugin")]
+    return both + [(release, "patched") for release in register.RELEASES if release in patched]
+
+
+@cache
+def _results(release: str, variant: str) -> dict[str, dict]:
+    """What all scenarios found, from one process."""
+    sglang = releases.fetch(release)
+    if variant == "patched":
+        series.apply(series.stored()[release], sglang, patched := Path(tempfile.mkdtemp()))
+        sglang = patched
+    environment = cpu.environment(sglang) | server.environment(sglang)
+    environment["SGLANG_HISPARSE_PLUGIN"] = "strict" if variant == "plugin" else "off"
+    environment["PYTHONPATH"] += f":{HERE.parents[1]}:{HERE.parent}"
+    command = [sys.executable, "-m", f"{__package__}.process", variant]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+    lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
+    if done.returncode or len(lines) != 1:
+        pytest.fail(
+            f"the scheduler of {release} ({variant}) did not start:\n{done.stdout[-2000:]}{done.stderr[-4000:]}"
+        )
+    return json.loads(lines[0])
+
+
+@pytest.mark.parametrize(
+    ("release", "variant", "scenario"),
+    [
+        pytest.param(*run, name, id="-".join((*run, name)), marks=pytest.mark.xdist_group("-".join(run)))
+        for run in _runs()
+        for name in _scenarios()
+    ],
+)
+def test_scenario(release: str, variant: str, scenario: str) -> None:
+    result = _results(release, variant)[scenario]
+    found = [*result["findings"], *filter(None, [result["crash"]])]
+    if result["skipped"]:
+        assert release not in register.ONLY_IN[scenario] and not found
+        pytest.skip(result["skipped"])
+    wanted = register.CONTROL.get(scenario) or (register.evidence(release, scenario) if variant == "off" else "")
+    if wanted:
+        assert any(wanted in text for text in found), f"{wanted!r} was to be found, and not only {found}"
+    else:
+        assert not found, "\n".join(found)
+
+
+def test_register_names_scenarios() -> None:
+    assert {*register.DEFECTS, *register.CONTROL, *register.ONLY_IN} <= set(_scenarios())
