@@ -9,6 +9,7 @@ import json
 import os
 import platform
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -22,7 +23,7 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from .. import __version__, installation
-from ..demo import checks, model, releases
+from ..demo import checks, model, releases, server
 from ..demo.setup import SCALES, Launcher, Scale, Target
 
 CPU_RELEASES = ("0.5.10.post1", "0.5.12")
@@ -50,6 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Exit code 0: every check held; 1: one did not; 2: the demo cannot run here."""
     console = Console(stderr=options.json)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # servers are stopped on the way out
     try:
         _require("torch", "safetensors")
         targets = _targets(options, console)
@@ -113,8 +115,11 @@ def _run(targets: list[Target], scale: Scale, work: Path, console: Console) -> l
 
             return checks.run(Launcher(target, scale, weights, work, say))
 
-        # A GPU holds one server at a time; on a CPU most of a server's start is waiting for imports.
-        return [one(target) for target in targets] if scale.device == "cuda" else list(pool.map(one, targets))
+        try:  # a GPU holds one server at a time; on a CPU most of a server's start is waiting for imports
+            return [one(target) for target in targets] if scale.device == "cuda" else list(pool.map(one, targets))
+        except BaseException:
+            server.stop_all()
+            raise
 
 
 def _summary(device: str, reports: list[checks.Report]) -> dict[str, object]:

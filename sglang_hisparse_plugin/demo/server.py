@@ -9,6 +9,7 @@ import random
 import signal
 import socket
 import subprocess
+import threading
 import time
 import urllib.error
 import urllib.request
@@ -18,6 +19,15 @@ from types import TracebackType
 from typing import Any
 
 Progress = Callable[[str], None]
+_running: set[Server] = set()
+_stopping = threading.Event()
+
+
+def stop_all() -> None:
+    """End every server of this process, and let no other one start: the demo is being interrupted."""
+    _stopping.set()
+    for server in list(_running):
+        server.stop()
 
 
 class ServerFailed(RuntimeError):
@@ -41,6 +51,9 @@ class Server:
         self._process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Server:
+        if _stopping.is_set():
+            raise ServerFailed("interrupted")
+        _running.add(self)
         with self.log.open("wb") as out:
             self._process = subprocess.Popen(
                 [*self.command, "--host=127.0.0.1", f"--port={self.port}"],
@@ -93,17 +106,14 @@ class Server:
 
     def stop(self) -> None:
         """End every process of the group: politely, then not."""
-        if self._process is None:
+        _running.discard(self)
+        process, self._process = self._process, None
+        if process is None:
             return
         for how, grace in ((signal.SIGTERM, 5), (signal.SIGKILL, 10)):
-            try:
-                os.killpg(self._process.pid, how)
-                self._process.wait(grace)
-            except ProcessLookupError:
-                break
-            except subprocess.TimeoutExpired:
-                continue
-        self._process.wait()
+            with contextlib.suppress(ProcessLookupError, subprocess.TimeoutExpired):
+                os.killpg(process.pid, how)
+                process.wait(grace)
 
     def _ask(self, path: str, timeout: float, body: bytes | None = None) -> Any:
         request = urllib.request.Request(

@@ -34,6 +34,7 @@ def environment(sglang: Path | None, base: dict[str, str] | None = None) -> dict
         "PYTHONDONTWRITEBYTECODE": "1",  # the wheel cache is shared between versions of Python
         "SGLANG_HISPARSE_DEMO_CPU": "1",
         "SGLANG_USE_CPU_ENGINE": "1",
+        "SGLANG_OPT_USE_TOPK_V2": "0",  # from 0.5.21: the top-k that has a stand-in, not the compiled one
         "TRITON_INTERPRET": "1",  # the allocators' Triton kernels run as written, interpreted
         "CUDA_VISIBLE_DEVICES": "",
         "HF_HUB_OFFLINE": "1",
