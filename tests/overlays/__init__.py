@@ -1,0 +1,1 @@
+"""What the probes say of released and of changed sources."""
