@@ -17,8 +17,15 @@ def adapt_top_k(module: ModuleType) -> None:
         setattr(module, function.__name__, function)
 
 
-def flash_mla_sparse_fwd(
-    q: Any, kv: Any, indices: Any, sm_scale: float, d_v: int = 512, **_: Any
+def flash_mla_sparse_fwd(  # noqa: PLR0917 (SGLang's signature)
+    q: Any,
+    kv: Any,
+    indices: Any,
+    sm_scale: float,
+    d_v: int = 512,
+    attn_sink: Any = None,
+    topk_length: Any = None,
+    **_: Any,
 ) -> tuple[Any, None, None]:
     """Attention of each query over the rows it names.
 
@@ -26,13 +33,19 @@ def flash_mla_sparse_fwd(
         q: (tokens, heads, dim).
         kv: (rows, 1, dim), the pool's buffer of one layer; the first `d_v` entries of a row are its value.
         indices: (tokens, 1, top_k) int32 rows; negative ones are skipped.
+        attn_sink: must be None.
+        topk_length: (tokens,) int32, how many of the named rows count; None: all.
 
     Returns:
         (tokens, heads, d_v) in the dtype of `q`, and two Nones for the maxima and log-sum-exps, which nobody reads.
     """
     import torch
 
+    if attn_sink is not None:
+        raise NotImplementedError("attention sinks have no CPU stand-in")
     rows = indices[:, 0].long()
+    if topk_length is not None:
+        rows = rows.masked_fill(torch.arange(rows.shape[1]) >= topk_length.unsqueeze(1), -1)
     keys = kv.view(kv.shape[0], -1)[rows.clamp(min=0)].float()
     scores = torch.einsum("thd,tkd->thk", q.float(), keys) * sm_scale
     scores.masked_fill_((rows < 0).unsqueeze(1), float("-inf"))

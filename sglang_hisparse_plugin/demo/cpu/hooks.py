@@ -27,10 +27,13 @@ _AFTER_IMPORT = {
     "sglang.srt.layers.attention.dsa.dsa_indexer": ("indexer", "adapt"),
 }
 
-#: the same for stubs of `sgl_kernel`
+#: kernel packages whose wheels need a GPU; SGLang took sparse attention from the second from 0.5.21 on
+_STUBS = ("sgl_kernel", "flash_mla")
+#: the same as above for modules of theirs
 _STUBBED = {
     "sgl_kernel": ("attention", "adapt_top_k"),
     "sgl_kernel.flash_mla": ("attention", "adapt_flash_mla"),
+    "flash_mla": ("attention", "adapt_flash_mla"),
     "sgl_kernel.kvcacheio": ("transfers", "adapt"),
 }
 
@@ -55,12 +58,12 @@ class _Deferred:
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """Supplies `sgl_kernel`, whose wheels need a GPU driver, and prepares `torchvision` for a CPU build of torch."""
+    """Supplies stubs of kernel packages, and prepares `torchvision` for a CPU build of torch."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        if fullname == "sgl_kernel" or fullname.startswith("sgl_kernel."):
+        if fullname.partition(".")[0] in _STUBS:
             return importlib.machinery.ModuleSpec(fullname, _StubLoader(), is_package=True)
         if fullname == "torchvision":
             _declare_torchvision_ops()

@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+import sys
 from types import ModuleType
 from typing import Any
 
 FP8_MAX = 448.0  #: of float8 e4m3
+PAGE = 64  #: tokens of a page of index keys
 
 
 def adapt(module: ModuleType) -> None:
     """Give SGLang's `Indexer` the forward pass that its CPU dispatch looks for."""
     module.Indexer.forward_native = forward
+
+
+def _context(indexer: Any, forward_batch: Any) -> tuple[Any, Any]:
+    """The attention backend and the KV pool of this pass; from 0.5.15 on they are no longer the batch's."""
+    module = sys.modules[type(indexer).__module__]
+    if hasattr(module, "get_attn_backend"):
+        return module.get_attn_backend(), module.get_token_to_kv_pool()
+    return forward_batch.attn_backend, forward_batch.token_to_kv_pool
 
 
 def forward(  # noqa: PLR0917 (SGLang's signature)
@@ -26,7 +36,8 @@ def forward(  # noqa: PLR0917 (SGLang's signature)
     Returns:
         (tokens, index_topk) int32, as positions or as pool rows, whichever SGLang's `topk_transform` was asked for.
     """
-    metadata = forward_batch.attn_backend.get_indexer_metadata(layer_id, forward_batch)
+    backend, pool = _context(self, forward_batch)
+    metadata = backend.get_indexer_metadata(layer_id, forward_batch)
     query = self.wq_b(q_lora)[0].view(-1, self.n_heads, self.head_dim)
     key = self.k_norm(self.wk(x)[0])
     rope = slice(0, self.rope_head_dim)
@@ -34,39 +45,39 @@ def forward(  # noqa: PLR0917 (SGLang's signature)
     query[..., rope], key[:, rope] = rotated[0].flatten(0, -3), rotated[1].flatten(0, -2)
     gates = x.float() @ self.weights_proj.weight.float().T
 
-    pool = forward_batch.token_to_kv_pool
     pages = pool.get_index_k_with_scale_buffer(layer_id=layer_id)
-    _store(pages, forward_batch.out_cache_loc, key, pool.page_size)
+    _store(pages, forward_batch.out_cache_loc, key)
     if not return_indices:
         return None
-    return metadata.topk_transform(_logits(query, gates, pages, pool.page_size, metadata), self.index_topk)
+    return metadata.topk_transform(_logits(query, gates, pages, metadata), self.index_topk)
 
 
-def _store(pages: Any, locations: Any, key: Any, page_size: int) -> None:
+def _store(pages: Any, locations: Any, key: Any) -> None:
     """Quantise as SGLang does: float8, one power-of-two scale per key. A page is all its keys, then all its scales."""
     import torch
 
     scale = torch.exp2(torch.ceil(torch.log2(key.float().abs().amax(-1, keepdim=True).clamp(min=1e-4) / FP8_MAX)))
-    keys, scales = _fields(pages, key.shape[-1], page_size)
-    page, offset = locations // page_size, locations % page_size
+    keys, scales = _fields(pages, key.shape[-1])
+    page, offset = locations // PAGE, locations % PAGE
     keys[page, offset] = (key.float() / scale).to(torch.float8_e4m3fn).view(torch.uint8)
     scales[page, offset] = scale.view(torch.uint8)
 
 
-def _fields(pages: Any, head_dim: int, page_size: int) -> tuple[Any, Any]:
-    """Views (pages, page_size, head_dim) and (pages, page_size, 4) of the bytes of an index-key buffer."""
-    split = page_size * head_dim
-    return pages[:, :split].unflatten(1, (page_size, head_dim)), pages[:, split:].unflatten(1, (page_size, 4))
+def _fields(pages: Any, head_dim: int) -> tuple[Any, Any]:
+    """Views (pages, PAGE, head_dim) and (pages, PAGE, 4) of the bytes of an index-key buffer."""
+    split = PAGE * head_dim
+    return pages[:, :split].unflatten(1, (PAGE, head_dim)), pages[:, split:].unflatten(1, (PAGE, 4))
 
 
-def _logits(query: Any, gates: Any, pages: Any, page_size: int, metadata: Any) -> Any:
+def _logits(query: Any, gates: Any, pages: Any, metadata: Any) -> Any:
     """(tokens, longest context) float32; columns count from the start of each token's own request."""
     import torch
 
     tables = metadata.get_page_table_64().long()
-    counts = metadata.get_nsa_extend_len_cpu()
-    logits = torch.full((query.shape[0], tables.shape[1] * page_size), float("-inf"))
-    keys, scales = _fields(pages, query.shape[-1], page_size)
+    dsa = hasattr(metadata, "get_dsa_extend_len_cpu")  # renamed in 0.5.15
+    counts = metadata.get_dsa_extend_len_cpu() if dsa else metadata.get_nsa_extend_len_cpu()
+    logits = torch.full((query.shape[0], tables.shape[1] * PAGE), float("-inf"))
+    keys, scales = _fields(pages, query.shape[-1])
     start = 0
     for table, count in zip(tables, counts, strict=True):
         rows = slice(start, start + count)
