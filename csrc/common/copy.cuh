@@ -17,7 +17,7 @@ struct RowWalk {
 
 struct RowShape {
   RowWalk body;  // the widest unit that bases and strides of both sides are multiples of
-  RowWalk tail;  // the bytes after the last whole unit, one by one; `units` may be 0
+  RowWalk tail;  // the bytes after the last whole unit; `units` may be 0
 };
 
 namespace detail {
@@ -63,26 +63,24 @@ __device__ __forceinline__ void copy_units(const char* src, char* dst, int rows,
   }
 }
 
-template <int kInFlight>
-__device__ __forceinline__ void copy_walk(const char* src, char* dst, int rows, const RowWalk& walk) {
-  switch (walk.unit) {
-    case 16: return copy_units<uint4, kInFlight>(src, dst, rows, walk);
-    case 8: return copy_units<uint64_t, 4>(src, dst, rows, walk);
-    case 4: return copy_units<uint32_t, 4>(src, dst, rows, walk);
-    case 2: return copy_units<uint16_t, 4>(src, dst, rows, walk);
-    default: return copy_units<uint8_t, 4>(src, dst, rows, walk);
-  }
-}
-
 }  // namespace detail
 
 // Lane r holds row r's addresses, for r < rows <= 32; every lane of the warp calls.
 template <int kInFlight>
 __device__ __forceinline__ void copy_rows(const char* src, char* dst, int rows, const RowShape& shape) {
-  detail::copy_walk<kInFlight>(src, dst, rows, shape.body);
+  const auto narrow = [&]<typename Unit>(Unit) {
+    detail::copy_units<Unit, 1>(src, dst, rows, shape.body);
+  };
+  switch (shape.body.unit) {
+    case 16: detail::copy_units<uint4, kInFlight>(src, dst, rows, shape.body); break;
+    case 8: narrow(uint64_t{}); break;
+    case 4: narrow(uint32_t{}); break;
+    case 2: narrow(uint16_t{}); break;
+    default: narrow(uint8_t{}); break;
+  }
   if (shape.tail.units != 0) {
     const int at = shape.body.unit * shape.body.units;
-    detail::copy_units<uint8_t, 4>(src + at, dst + at, rows, shape.tail);
+    detail::copy_units<uint8_t, 1>(src + at, dst + at, rows, shape.tail);
   }
 }
 

@@ -93,19 +93,46 @@ __device__ __forceinline__ void cluster_arrive_relaxed() {
 __device__ __forceinline__ void cluster_wait() {
   asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
-// Store to the same variable in the shared memory of block `rank` of this cluster.
-__device__ __forceinline__ void store_remote(uint32_t* shared, uint32_t rank, uint32_t value) {
+__device__ __forceinline__ uint32_t shared_address(const void* shared) {
+  return static_cast<uint32_t>(__cvta_generic_to_shared(shared));
+}
+__device__ __forceinline__ uint32_t remote_address(const void* shared, uint32_t rank) {
   uint32_t remote;
-  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;"
-               : "=r"(remote)
-               : "r"(static_cast<uint32_t>(__cvta_generic_to_shared(shared))), "r"(rank));
-  asm volatile("st.shared::cluster.b32 [%0], %1;" ::"r"(remote), "r"(value) : "memory");
+  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(shared_address(shared)), "r"(rank));
+  return remote;
+}
+// A barrier for words that other blocks of the cluster send: it opens once `bytes` have come. One thread; the others of
+// the block see it after a block barrier, those of the cluster after a cluster barrier.
+__device__ __forceinline__ void mailbox_init(uint64_t* mailbox, uint32_t bytes) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(shared_address(mailbox)) : "memory");
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(mailbox)), "r"(bytes)
+               : "memory");
+}
+// Store to the same variable in the shared memory of block `rank` and count it in that block's mailbox.
+__device__ __forceinline__ void mail(uint32_t* shared, uint32_t value, uint64_t* mailbox, uint32_t rank) {
+  asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];" ::"r"(
+                   remote_address(shared, rank)),
+               "r"(value), "r"(remote_address(mailbox, rank))
+               : "memory");
+}
+__device__ __forceinline__ void mailbox_wait(uint64_t* mailbox) {
+  asm volatile(
+      "{\n"
+      ".reg .pred done;\n"
+      "again:\n"
+      "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%0], 0;\n"
+      "@!done bra again;\n"
+      "}" ::"r"(shared_address(mailbox))
+      : "memory");
 }
 #else
 __device__ __forceinline__ void cluster_arrive_release() {}
 __device__ __forceinline__ void cluster_arrive_relaxed() {}
 __device__ __forceinline__ void cluster_wait() {}
-__device__ __forceinline__ void store_remote(uint32_t*, uint32_t, uint32_t) {}
+__device__ __forceinline__ void mailbox_init(uint64_t*, uint32_t) {}
+__device__ __forceinline__ void mail(uint32_t*, uint32_t, uint64_t*, uint32_t) {}
+__device__ __forceinline__ void mailbox_wait(uint64_t*) {}
 #endif
 
 }  // namespace hisparse_plugin::ptx

@@ -19,7 +19,8 @@ __device__ __forceinline__ void cluster_sync() {
 }
 
 template <typename Config>
-__global__ void __launch_bounds__(Config::kThreads, 1) swap_in_kernel(const __grid_constant__ SwapInParams p) {
+__global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerProcessor)
+    swap_in_kernel(const __grid_constant__ SwapInParams p) {
   extern __shared__ __align__(16) char shared_memory[];
   auto& s = *reinterpret_cast<SharedMemory<Config>*>(shared_memory);
   const int row = blockIdx.x / Config::kCluster, rank = blockIdx.x % Config::kCluster;
@@ -38,23 +39,35 @@ __global__ void __launch_bounds__(Config::kThreads, 1) swap_in_kernel(const __gr
   residents.load(r, rank, 0);
   load_lru(s, r.lru);
   if constexpr (Config::kCluster > 1) ptx::cluster_arrive_relaxed();
-  const bool exact = r.seq_len <= 1 << Config::kTagBits;
   __syncthreads();  // the table is empty
-  selection.insert_all(s, r, top_k, rank, exact);
+  selection.insert(s, r, rank, 0);
+  for (int first = selection.kAtOnce; first < Config::kTopKPerWarp; first += selection.kAtOnce) {
+    selection.load(top_k, first);
+    selection.insert(s, r, rank, first);
+  }
   __syncthreads();  // the table is complete
-  if (s.repeated) settle_repeated(s, exact);
-  residents.look_up(s, r, rank, exact);
+  residents.look_up(s, r, rank);
+  look_for_repeats(s, rank);
   ptx::copy_async_wait();
   __syncthreads();  // this block's hits are known, and its copy of the LRU order has landed
   if constexpr (Config::kCluster > 1) {
     ptx::cluster_wait();  // all blocks run: their shared memory may be written
     tell_cluster(s, rank);
+    ptx::mailbox_wait(&s.mailbox);  // all hits are known; nobody reads the request's tables any more
   }
-  cluster_sync<Config>();  // all hits are known; nobody reads the request's tables any more
-  count(s);
-  __syncthreads();
-
-  const Work<Config> work(s, rank);
+  const bool repeated = any_repeated(s);
+  if (repeated) {
+    settle_repeated(s);
+    __syncthreads();  // `settled` is written by words of another thread below
+  }
+  merge_found(s, r);
+  order_hits(s);
+  __syncthreads();  // all bits are there
+  const Work<Config> work(count_misses(s), rank);
+  if (work.misses != 0) {
+    count(s);
+    __syncthreads();  // all sums are there
+  }
   auto misses = work.place(s, p, r, 0);
   write_lru(s, r.lru, rank, work.misses);  // while the addresses of the rows are on their way
   for (int round = 0;; ++round) {
@@ -63,10 +76,10 @@ __global__ void __launch_bounds__(Config::kThreads, 1) swap_in_kernel(const __gr
     if (!work.has(round + 1)) break;
     misses = work.place(s, p, r, round + 1);
   }
-  if (rank == 0 && threadIdx.x == 0) report(s, p, row, work.misses);
-  if (s.repeated) {
+  if (threadIdx.x == 0) report(s, p, row, rank, work.misses);
+  if (repeated) {
     cluster_sync<Config>();  // all first occurrences are answered
-    answer_repeated(s, r, rank, exact);
+    answer_repeated(s, r, rank);
   }
 }
 
@@ -100,7 +113,7 @@ __global__ void __launch_bounds__(kThreads, 1) copy_planned_kernel(const __grid_
         src = p.host_rows + ptx::load(p.miss_src + at * p.src_stride + (m - before[i])) * p.host_row_stride;
         dst = p.device_rows + ptx::load(p.miss_dst + at * p.dst_stride + (m - before[i])) * p.device_row_stride;
       }
-      copy_rows<8>(src, dst, min(32, ceil_div(total - first, warps)), p.row);
+      copy_rows<4>(src, dst, min(32, ceil_div(total - first, warps)), p.row);
     }
     __syncthreads();
   }

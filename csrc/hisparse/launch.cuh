@@ -31,7 +31,7 @@ template <typename T>
 T* data(const Optional<TensorView>& tensor) {
   return tensor.has_value() ? data<T>(tensor.value()) : nullptr;
 }
-inline IndexArray index_array(const TensorView& tensor) { return {data<const void>(tensor), tensor.dtype().bits == 64}; }
+inline IndexArray index_array(const TensorView& tensor) { return {data<const void>(tensor), tensor.dtype().bits / 8}; }
 
 inline int64_t row_stride_bytes(const TensorView& cache) { return cache.stride(0) * cache.dtype().bits / 8; }
 
@@ -54,7 +54,7 @@ inline RowShape row_shape(const char* src, int64_t src_stride, const char* dst, 
   const int64_t grain = std::gcd(src_grain, std::gcd(reinterpret_cast<int64_t>(dst), dst_stride));
   const int32_t unit = static_cast<int32_t>(std::gcd(grain, int64_t{16}));
   RowWalk body{unit, static_cast<int32_t>(bytes / unit), 0, 0};
-  body.slots = body.units;
+  body.slots = body.units > 0 ? body.units : 1;
   const int32_t shift = 128 - static_cast<int32_t>(std::gcd(src_grain, int64_t{128}));  // at most, from a line's start
   if (unit == 16 && shift > 0) {
     body.slots = (body.units + shift / 16 + 7) / 8 * 8;
@@ -95,14 +95,14 @@ void launch(void (*kernel)(Params), const Params& params, int blocks, int thread
   check(cudaLaunchKernelExC(&config, entry, arguments), "swap-in launch");
 }
 
-template <int kTopK, int kHot, int kCluster, int kThreads>
+template <int kTopK, int kHot, int kCluster, int kThreads, int kInFlight>
 void swap_in(TensorView top_k_tokens, TensorView device_buffer_tokens, TensorView host_cache_locs,
              TensorView device_buffer_locs, TensorView host_cache, TensorView device_buffer,
              TensorView top_k_device_locs, TensorView req_pool_indices, TensorView seq_lens, TensorView lru_slots,
              Optional<TensorView> num_real_reqs, Optional<TensorView> tail_start, Optional<TensorView> miss_src,
              Optional<TensorView> miss_dst, Optional<TensorView> miss_count, Optional<TensorView> counters,
              int64_t item_size_bytes, bool skip_io) {
-  using Config = SwapInConfig<kTopK, kHot, kCluster, kThreads>;
+  using Config = SwapInConfig<kTopK, kHot, kCluster, kThreads, kInFlight>;
   const int64_t batch = top_k_tokens.size(0);
   if (batch == 0) return;
   SwapInParams p{};

@@ -9,8 +9,8 @@ namespace hisparse_plugin {
 
 // A vector of int32 or int64, whichever the caller has.
 struct IndexArray {
-  const void* data;  // nullptr: absent
-  bool wide;         // int64
+  const void* data;       // nullptr: absent
+  int32_t element_bytes;  // 4 or 8; values fit in 31 bits
 };
 
 struct SwapInParams {

@@ -10,9 +10,19 @@
 
 namespace hisparse_plugin {
 
-__device__ __forceinline__ int64_t load_index(const IndexArray& array, int at) {
-  return array.wide ? ptx::load(static_cast<const int64_t*>(array.data) + at)
-                    : ptx::load(static_cast<const int32_t*>(array.data) + at);
+// The low half of an int64 stands first.
+__device__ __forceinline__ int32_t load_index(const IndexArray& array, int at) {
+  return ptx::load(reinterpret_cast<const int32_t*>(static_cast<const char*>(array.data) + at * array.element_bytes));
+}
+
+// f(i) for i in [0, kCount), dealt out to the threads of a block; unrolled, for the loads and stores of all to overlap.
+template <int kCount, int kThreads, typename F>
+__device__ __forceinline__ void for_each(F f) {
+#pragma unroll
+  for (int first = 0; first < kCount; first += kThreads) {
+    const int i = first + threadIdx.x;
+    if (kCount % kThreads == 0 || i < kCount) f(i);
+  }
 }
 
 // One request, as every block of its cluster sees it.
@@ -25,14 +35,10 @@ struct Request {
   int32_t seq_len, tail_start, buffer_width;
   bool real;  // false: a row that pads the batch to a captured size; its tables are not to be touched
 
-  // A token whose slot follows from its position alone, or -1.
-  __device__ __forceinline__ int fixed_slot(int32_t token, int hot) const {
-    if (token >= tail_start) return hot + 1 + (token - tail_start);
-    if (seq_len <= hot) return token;
-    return token == seq_len - 1 ? hot : -1;
-  }
-  __device__ __forceinline__ bool is_token(int32_t token) const { return token >= 0 && token < seq_len; }
-  __device__ __forceinline__ int32_t loc(int slot) const {
+  // Device row of an entry that is not looked up: no token, or one whose slot follows from its position. -1: none.
+  __device__ __forceinline__ int32_t fixed_loc(int32_t token, int hot) const {
+    if (token < 0 || token >= seq_len) return -1;
+    const int slot = token >= tail_start ? hot + 1 + (token - tail_start) : min(token, hot);
     return slot < buffer_width ? ptx::load(buffer_locs + slot) : -1;
   }
 };
@@ -40,8 +46,8 @@ struct Request {
 __device__ __forceinline__ Request load_request(const SwapInParams& p, int row) {
   const bool real = p.num_real_reqs == nullptr || row < ptx::load(p.num_real_reqs);
   const int64_t slot = load_index(p.req_pool_indices, row);
-  const int32_t seq_len = static_cast<int32_t>(load_index(p.seq_lens, row));
-  const int32_t tail_start = p.tail_start.data ? static_cast<int32_t>(load_index(p.tail_start, row)) : seq_len;
+  const int32_t seq_len = load_index(p.seq_lens, row);
+  const int32_t tail_start = p.tail_start.data ? load_index(p.tail_start, row) : seq_len;
   return {p.device_buffer_locs + slot * p.buffer_locs_stride,
           p.host_cache_locs + slot * p.host_locs_stride,
           p.device_buffer_tokens + slot * p.buffer_tokens_stride,
@@ -56,65 +62,67 @@ __device__ __forceinline__ Request load_request(const SwapInParams& p, int row) 
 // ---- the hash table of selected tokens --------------------------------------------------------------------------
 
 template <typename Config>
-__device__ __forceinline__ uint32_t table_start(int32_t token) {
-  return (static_cast<uint32_t>(token) * 2654435761u) >> (32 - Config::kTableBits);
+__device__ __forceinline__ int32_t& bucket(SharedMemory<Config>& s, int32_t token) {
+  return s.buckets[(static_cast<uint32_t>(token) * 2654435761u) >> (32 - Config::kBucketBits)];
 }
 
-// Tags tell tokens apart up to position 2^kTagBits; `exact` false asks for a comparison of the tokens themselves.
-template <typename Config>
-__device__ __forceinline__ bool holds(const SharedMemory<Config>& s, uint32_t entry, int32_t token, bool exact) {
-  constexpr uint32_t kTagMask = (1u << Config::kTagBits) - 1;
-  return entry >> Config::kIndexBits == (static_cast<uint32_t>(token) & kTagMask) &&
-         (exact || s.tokens[entry & ((1u << Config::kIndexBits) - 1)] == token);
-}
-
-// Of a repeated token the lowest index stays.
-template <typename Config>
-__device__ __forceinline__ void insert(SharedMemory<Config>& s, int32_t token, int index, bool exact) {
-  constexpr uint32_t kTagMask = (1u << Config::kTagBits) - 1;
-  const uint32_t entry = (static_cast<uint32_t>(token) & kTagMask) << Config::kIndexBits | index;
-  for (uint32_t at = table_start<Config>(token);; at = (at + 1) % Config::kTableSize) {
-    const uint32_t old = atomicCAS(&s.table[at], Config::kEmpty, entry);
-    if (old == Config::kEmpty) return;
-    if (holds(s, old, token, exact)) {
-      atomicMin(&s.table[at], entry);
-      s.repeated = 1;
-      return;
+// Follows kChains chains at once, for a hop waits for the one before. Puts the lowest index of tokens[k] along the chain
+// that begins with entry at[k] into found[k]; -1 if there is none.
+template <typename Config, int kChains>
+__device__ __forceinline__ void follow(
+    const SharedMemory<Config>& s, const int32_t (&tokens)[kChains], int32_t (&at)[kChains], int32_t (&found)[kChains]) {
+  uint32_t lowest[kChains];
+#pragma unroll
+  for (int k = 0; k < kChains; ++k) lowest[k] = ~0u;
+  for (bool more = true; more;) {
+    more = false;
+    Node node[kChains];
+#pragma unroll
+    for (int k = 0; k < kChains; ++k) {
+      node[k].next = -1;
+      if (at[k] >= 0) node[k] = s.nodes[at[k]];
+    }
+#pragma unroll
+    for (int k = 0; k < kChains; ++k) {
+      if (at[k] >= 0 && node[k].token == tokens[k]) lowest[k] = min(lowest[k], static_cast<uint32_t>(at[k]));
+      at[k] = node[k].next;
+      more |= at[k] >= 0;
     }
   }
+#pragma unroll
+  for (int k = 0; k < kChains; ++k) found[k] = static_cast<int32_t>(lowest[k]);
 }
 
-// Index of a token's first occurrence in the top-k, or -1.
 template <typename Config>
-__device__ __forceinline__ int find(const SharedMemory<Config>& s, int32_t token, bool exact) {
-  for (uint32_t at = table_start<Config>(token);; at = (at + 1) % Config::kTableSize) {
-    const uint32_t entry = s.table[at];
-    if (entry == Config::kEmpty) return -1;
-    if (holds(s, entry, token, exact)) return entry & ((1u << Config::kIndexBits) - 1);
-  }
+__device__ __forceinline__ int find(const SharedMemory<Config>& s, int32_t token, int32_t first) {
+  const int32_t tokens[1] = {token};
+  int32_t at[1] = {first}, found[1];
+  follow(s, tokens, at, found);
+  return found[0];
 }
 
 // ---- phases -----------------------------------------------------------------------------------------------------
 
+// Words of the hot buffer that a block looks up.
 template <typename Config>
-__device__ __forceinline__ void clear(SharedMemory<Config>& s, int rank) {
-  static_assert(Config::kTableSize % 4 == 0);
-  auto* table = reinterpret_cast<uint4*>(s.table);
-  for (int i = threadIdx.x; i < Config::kTableSize / 4; i += Config::kThreads) {
-    table[i] = make_uint4(Config::kEmpty, Config::kEmpty, Config::kEmpty, Config::kEmpty);
-  }
-  for (int i = threadIdx.x; i < Config::kTopKWords; i += Config::kThreads) s.found_by[rank][i] = 0;
-  if (threadIdx.x == 0) s.no_slot = s.repeated = 0;
+__device__ __forceinline__ int own_hot_words(int rank) {
+  return max(0, min(Config::kHotWordsPerBlock, Config::kHotWords - rank * Config::kHotWordsPerBlock));
 }
 
-// No token, or one with a fixed slot. True: this entry is settled; the block that owns its word writes the answer.
 template <typename Config>
-__device__ __forceinline__ bool settle_entry(const Request& r, int32_t token, int index, bool owner, bool& no_slot) {
-  const int slot = r.is_token(token) ? r.fixed_slot(token, Config::kHot) : -1;
-  const bool settled = slot >= 0 || !r.is_token(token);
-  no_slot = settled && (slot < 0 || slot >= r.buffer_width);
-  if (settled && owner) r.locs_out[index] = slot < 0 ? -1 : r.loc(slot);
-  return settled;
+__device__ __forceinline__ void clear(SharedMemory<Config>& s, int rank) {
+  static_assert(Config::kBuckets % 4 == 0);
+  for_each<Config::kBuckets / 4, Config::kThreads>(
+      [&](int i) { reinterpret_cast<int4*>(s.buckets)[i] = make_int4(-1, -1, -1, -1); });
+  for_each<Config::kTopKWords, Config::kThreads>([&](int i) { s.found_by[rank][i] = 0; });
+  if (threadIdx.x == 0) {
+    s.repeated_by[rank] = s.no_slot = 0;
+    s.hits[Config::kHotWords - 1] = 0;  // bits past the last slot stay 0
+    if constexpr (Config::kCluster > 1) {
+      const int words = Config::kHotWords - own_hot_words<Config>(rank) + (Config::kCluster - 1) * (Config::kTopKWords + 1);
+      ptx::mailbox_init(&s.mailbox, words * 4);
+    }
+  }
 }
 
 // Padding, and sequences the buffer holds whole, in order: no tables but the locs are read, none is written.
@@ -124,142 +132,207 @@ __device__ __forceinline__ void answer_from_positions(
   const int row = blockIdx.x / Config::kCluster;
   if (p.miss_count && rank == 0 && threadIdx.x == 0) p.miss_count[row] = 0;
   for (int i = rank * Config::kThreads + threadIdx.x; i < Config::kTopK; i += Config::kCluster * Config::kThreads) {
-    const int32_t token = r.real ? ptx::load(top_k + i) : -1;
-    const int32_t loc = r.is_token(token) ? r.loc(r.fixed_slot(token, Config::kHot)) : -1;
+    const int32_t loc = r.real ? r.fixed_loc(ptx::load(top_k + i), Config::kHot) : -1;
     r.locs_out[i] = loc;
     if (p.counters && loc >= 0) atomicAdd(&p.counters[0], 1ull);
   }
 }
 
+// Words of 32 entries or slots that a warp handles, kAtOnce of them in registers.
+constexpr int at_once(int per_warp) { return per_warp < 8 ? per_warp : 8; }
+
 // Each block puts the whole top-k into its own table, which costs less than one exchange between blocks.
 template <typename Config>
 struct Selection {
-  static constexpr int kPerWarp = ceil_div(Config::kTopKWords, Config::kWarps);
-  static constexpr int kAtOnce = kPerWarp < 4 ? kPerWarp : 4;
+  static constexpr int kAtOnce = at_once(Config::kTopKPerWarp);
   int32_t tokens[kAtOnce];
+
+  __device__ __forceinline__ static int word(int at) { return at * Config::kWarps + threadIdx.x / 32; }
 
   __device__ __forceinline__ void load(const int32_t* top_k, int first) {
 #pragma unroll
     for (int k = 0; k < kAtOnce; ++k) {
-      const int index = ((first + k) * Config::kWarps + threadIdx.x / 32) * 32 + threadIdx.x % 32;
+      const int index = word(first + k) * 32 + threadIdx.x % 32;
       tokens[k] = index < Config::kTopK ? ptx::load(top_k + index) : -1;
     }
   }
 
-  __device__ __forceinline__ void insert_all(
-      SharedMemory<Config>& s, const Request& r, const int32_t* top_k, int rank, bool exact) {
-    const int lane = threadIdx.x % 32;
-    for (int first = 0;; first += kAtOnce) {
-      uint32_t searched = 0;  // bit k: tokens[k] is looked up
+  __device__ __forceinline__ void insert(SharedMemory<Config>& s, const Request& r, int rank, int first) {
+    // Tokens from here on lie in the extra page or nowhere.
+    const uint32_t looked_up = static_cast<uint32_t>(min(r.tail_start, r.seq_len - 1));
+    int32_t earlier[kAtOnce];  // entry that was first in the bucket before this one
 #pragma unroll
-      for (int k = 0; k < kAtOnce; ++k) {
-        const int word = (first + k) * Config::kWarps + threadIdx.x / 32, index = word * 32 + lane;
-        if (word >= Config::kTopKWords) break;
-        bool no_slot = false, settled = true;
-        if (index < Config::kTopK) {
-          settled = settle_entry<Config>(r, tokens[k], index, word % Config::kCluster == rank, no_slot);
-        }
-        s.tokens[index] = settled ? -1 : tokens[k];
-        searched |= static_cast<uint32_t>(!settled) << k;
-        const uint32_t settled_bits = __ballot_sync(~0u, settled), no_slot_bits = __ballot_sync(~0u, no_slot);
-        if (lane == 0) {
-          s.settled[word] = settled_bits;
-          if (no_slot_bits != 0) atomicAdd(&s.no_slot, __popc(no_slot_bits));
-        }
-      }
-      if (!exact) __syncthreads();  // tags do not suffice: tokens are compared, so they must all be there
-#pragma unroll
-      for (int k = 0; k < kAtOnce; ++k) {
-        const int index = ((first + k) * Config::kWarps + threadIdx.x / 32) * 32 + lane;
-        if (searched >> k & 1) insert(s, tokens[k], index, exact);
-      }
-      if (first + kAtOnce >= kPerWarp) return;
-      load(top_k, first + kAtOnce);
+    for (int k = 0; k < kAtOnce; ++k) {
+      const int index = word(first + k) * 32 + threadIdx.x % 32;
+      earlier[k] = -1;
+      if (static_cast<uint32_t>(tokens[k]) < looked_up) earlier[k] = atomicExch(&bucket(s, tokens[k]), index);
     }
+#pragma unroll
+    for (int k = 0; k < kAtOnce; ++k) {
+      const int w = word(first + k), index = w * 32 + threadIdx.x % 32;
+      if (w >= Config::kTopKWords) break;
+      const bool settled = static_cast<uint32_t>(tokens[k]) >= looked_up;
+      s.nodes[index] = {settled ? -1 : tokens[k], earlier[k]};
+      const uint32_t bits = __ballot_sync(~0u, settled);
+      if (threadIdx.x % 32 == 0) s.settled[w] = bits;
+      if (bits != 0 && w % Config::kCluster == rank) answer(s, r, tokens[k], index, settled);
+    }
+  }
+
+  // One block of the cluster answers for the entries of a word that need no looking up.
+  __device__ __forceinline__ static void answer(
+      SharedMemory<Config>& s, const Request& r, int32_t token, int index, bool settled) {
+    if (!settled || index >= Config::kTopK) return;
+    const int32_t loc = r.fixed_loc(token, Config::kHot);
+    r.locs_out[index] = loc;
+    if (loc < 0) atomicAdd(&s.no_slot, 1);
   }
 };
 
-// The buffer slots this block looks up: kHotWordsPerBlock words of the LRU order, starting at its rank's.
+// The buffer slots that this block looks up, in the order of the slots: kHotWordsPerBlock words of 32.
 template <typename Config>
 struct Residents {
-  static constexpr int kAtOnce = Config::kHotGroups < 4 ? Config::kHotGroups : 4;
-  int16_t slots[kAtOnce];
+  static constexpr int kAtOnce = at_once(Config::kHotPerWarp);
   int32_t tokens[kAtOnce], locs[kAtOnce];
 
-  __device__ __forceinline__ static int word(int rank, int group) {
-    const int w = group * Config::kWarps + threadIdx.x / 32;
-    return w < Config::kHotWordsPerBlock ? rank * Config::kHotWordsPerBlock + w : Config::kHotWords;
+  // A warp's words are neighbours.
+  __device__ __forceinline__ static int word(int rank, int at) {
+    const int w = threadIdx.x / 32 * Config::kHotPerWarp + at;
+    return at < Config::kHotPerWarp && w < Config::kHotWordsPerBlock ? rank * Config::kHotWordsPerBlock + w
+                                                                     : Config::kHotWords;
   }
 
   __device__ __forceinline__ void load(const Request& r, int rank, int first) {
 #pragma unroll
     for (int k = 0; k < kAtOnce; ++k) {
-      const int position = word(rank, first + k) * 32 + threadIdx.x % 32;
-      slots[k] = position < Config::kHot ? ptx::load(r.lru + position) : int16_t(-1);
-    }
-#pragma unroll
-    for (int k = 0; k < kAtOnce; ++k) {
-      tokens[k] = slots[k] >= 0 ? ptx::load(r.buffer_tokens + slots[k]) : -1;
-      locs[k] = slots[k] >= 0 ? ptx::load(r.buffer_locs + slots[k]) : -1;  // before it is known whether it is a hit
+      const int slot = word(rank, first + k) * 32 + threadIdx.x % 32;
+      tokens[k] = slot < Config::kHot ? ptx::load(r.buffer_tokens + slot) : -1;
+      locs[k] = slot < Config::kHot ? ptx::load(r.buffer_locs + slot) : -1;  // before it is known whether it is a hit
     }
   }
 
-  __device__ __forceinline__ void look_up(SharedMemory<Config>& s, const Request& r, int rank, bool exact) {
-    const int lane = threadIdx.x % 32;
+  __device__ __forceinline__ void look_up(SharedMemory<Config>& s, const Request& r, int rank) {
     for (int first = 0;; first += kAtOnce) {
+      int32_t at[kAtOnce], found[kAtOnce];
+#pragma unroll
+      for (int k = 0; k < kAtOnce; ++k) at[k] = tokens[k] >= 0 ? bucket(s, tokens[k]) : -1;
+      follow(s, tokens, at, found);
 #pragma unroll
       for (int k = 0; k < kAtOnce; ++k) {
         const int w = word(rank, first + k);
-        if (w >= Config::kHotWords) break;
-        const int index = tokens[k] >= 0 ? find(s, tokens[k], exact) : -1;
-        if (index >= 0) {
-          atomicOr(&s.found_by[rank][index / 32], 1u << index % 32);
-          r.locs_out[index] = locs[k];
+        if (found[k] >= 0) {
+          atomicOr(&s.found_by[rank][found[k] / 32], 1u << found[k] % 32);
+          (Config::kCluster == 1 ? s.locs_out : r.locs_out)[found[k]] = locs[k];
         }
-        const uint32_t hits = __ballot_sync(~0u, index >= 0);
-        if (lane == 0) s.hits[w] = hits;
+        const uint32_t hits = __ballot_sync(~0u, found[k] >= 0);
+        if (threadIdx.x % 32 == 0 && w < Config::kHotWords) s.hit_slots[w] = hits;
       }
-      if (first + kAtOnce >= Config::kHotGroups) return;
+      if (first + kAtOnce >= Config::kHotPerWarp) return;
       load(r, rank, first + kAtOnce);
     }
   }
 };
 
+// Whether a token stands in the top-k twice. Each block sees to a share of the entries, and each has chains in an order
+// of its own: so the later entry has to look for the earlier one from the top. A block alone need not.
+template <typename Config>
+__device__ __forceinline__ void look_for_repeats(SharedMemory<Config>& s, int rank) {
+  for (int w = threadIdx.x / 32 * Config::kCluster + rank; w < Config::kTopKWords; w += Config::kWarps * Config::kCluster) {
+    const int i = w * 32 + threadIdx.x % 32;
+    const Node node = s.nodes[i];
+    if (node.token < 0) continue;
+    const bool repeats = Config::kCluster == 1 ? find(s, node.token, node.next) >= 0
+                                               : find(s, node.token, bucket(s, node.token)) != i;
+    if (repeats) s.repeated_by[rank] = 1;
+  }
+}
+
 // The LRU order as it was, for all to pick victims from.
 template <typename Config>
 __device__ __forceinline__ void load_lru(SharedMemory<Config>& s, const int16_t* lru) {
   if (Config::kHot % 8 == 0 && reinterpret_cast<uint64_t>(lru) % 16 == 0) {
-    for (int i = threadIdx.x * 8; i < Config::kHot; i += Config::kThreads * 8) ptx::copy_async_16(s.lru + i, lru + i);
+    for_each<Config::kHot / 8, Config::kThreads>([&](int i) { ptx::copy_async_16(s.lru + i * 8, lru + i * 8); });
   } else {
     for (int i = threadIdx.x; i < Config::kHot; i += Config::kThreads) s.lru[i] = ptx::load(lru + i);
   }
 }
 
+// Send what this block found to the others: its words of `hit_slots`, its row of `found_by`, and `repeated_by`.
+template <typename Config>
+__device__ __forceinline__ void tell_cluster(SharedMemory<Config>& s, int rank) {
+  constexpr int kWarpsPerPeer = Config::kWarps / Config::kCluster;
+  const int peer = threadIdx.x / 32 % Config::kCluster, lane = threadIdx.x / 32 / Config::kCluster * 32 + threadIdx.x % 32;
+  if (peer == rank || lane >= kWarpsPerPeer * 32) return;
+  const auto send = [&](uint32_t* words, int count) {
+    for (int i = lane; i < count; i += kWarpsPerPeer * 32) ptx::mail(words + i, words[i], &s.mailbox, peer);
+  };
+  send(s.hit_slots + rank * Config::kHotWordsPerBlock, own_hot_words<Config>(rank));
+  send(s.found_by[rank], Config::kTopKWords);
+  send(&s.repeated_by[rank], 1);
+}
+
+template <typename Config>
+__device__ __forceinline__ bool any_repeated(const SharedMemory<Config>& s) {
+  uint32_t any = 0;
+#pragma unroll
+  for (int b = 0; b < Config::kCluster; ++b) any |= s.repeated_by[b];
+  return any != 0;
+}
+
 // Entries that repeat an earlier one take no row of their own.
 template <typename Config>
-__device__ __forceinline__ void settle_repeated(SharedMemory<Config>& s, bool exact) {
+__device__ __forceinline__ void settle_repeated(SharedMemory<Config>& s) {
   for (int i = threadIdx.x; i < Config::kTopKWords * 32; i += Config::kThreads) {
-    const bool repeats = s.tokens[i] >= 0 && find(s, s.tokens[i], exact) != i;
-    const uint32_t bits = __ballot_sync(~0u, repeats);
+    const int32_t token = s.nodes[i].token;
+    const uint32_t bits = __ballot_sync(~0u, token >= 0 && find(s, token, bucket(s, token)) != i);
     if (i % 32 == 0) s.settled[i / 32] |= bits;
   }
 }
 
-// Send what this block found to the others: its own words of `hits`, and its row of `found_by`.
+// Put together what the blocks found. A block alone also writes its answers: side by side, not as they were found.
 template <typename Config>
-__device__ __forceinline__ void tell_cluster(SharedMemory<Config>& s, int rank) {
-  constexpr int kOwn = Config::kHotWordsPerBlock, kAll = kOwn + Config::kTopKWords;
-  for (int i = threadIdx.x; i < kAll * Config::kCluster; i += Config::kThreads) {
-    const int peer = i / kAll, word = i % kAll;
-    if (peer == rank) continue;
-    if (word >= kOwn) {
-      uint32_t* bits = &s.found_by[rank][word - kOwn];
-      ptx::store_remote(bits, peer, *bits);
-    } else if (rank * kOwn + word < Config::kHotWords) {
-      uint32_t* bits = &s.hits[rank * kOwn + word];
-      ptx::store_remote(bits, peer, *bits);
-    }
+__device__ __forceinline__ void merge_found(SharedMemory<Config>& s, const Request& r) {
+  if constexpr (Config::kCluster == 1) {
+    for_each<Config::kTopK, Config::kThreads>([&](int i) {
+      if (s.found_by[0][i / 32] >> i % 32 & 1) r.locs_out[i] = s.locs_out[i];
+    });
   }
+  for_each<Config::kTopKWords, Config::kThreads>([&](int w) {
+    uint32_t bits = s.settled[w];
+#pragma unroll
+    for (int b = 0; b < Config::kCluster; ++b) bits |= s.found_by[b][w];
+    s.settled[w] = bits;
+  });
+}
+
+// Which places in the LRU order hold a hit. A thread sees to eight places: one byte of `hits`.
+template <typename Config>
+__device__ __forceinline__ void order_hits(SharedMemory<Config>& s) {
+  for_each<ceil_div(Config::kHot, 8), Config::kThreads>([&](int i) {
+    const int4 slots = reinterpret_cast<const int4*>(s.lru)[i];
+    const uint32_t pairs[4] = {uint32_t(slots.x), uint32_t(slots.y), uint32_t(slots.z), uint32_t(slots.w)};
+    uint32_t bits = 0;
+#pragma unroll
+    for (int k = 0; k < 8; ++k) {
+      const uint32_t slot = pairs[k / 2] >> 16 * (k % 2) & 0xffff;
+      if (Config::kHot % 8 == 0 || i * 8 + k < Config::kHot) bits |= (s.hit_slots[slot / 32] >> slot % 32 & 1) << k;
+    }
+    reinterpret_cast<uint8_t*>(s.hits)[i] = static_cast<uint8_t>(bits);
+  });
+}
+
+// Sum of f(w) over the words [0, kWords), for every lane of a warp.
+template <int kWords, typename F>
+__device__ __forceinline__ int sum_words(F f) {
+  int sum = 0;
+#pragma unroll 4
+  for (int w = threadIdx.x % 32; w < kWords; w += 32) sum += f(w);
+  return __reduce_add_sync(~0u, sum);
+}
+
+template <typename Config>
+__device__ __forceinline__ int count_misses(const SharedMemory<Config>& s) {
+  return sum_words<Config::kTopKWords>([&](int w) { return 32 - __popc(s.settled[w]); });
 }
 
 // before[w] = sum of count(0 .. w-1), before[words] = the total. One warp.
@@ -294,13 +367,7 @@ template <typename Config>
 __device__ __forceinline__ void count(SharedMemory<Config>& s) {
   const int warp = threadIdx.x / 32;
   if (warp == 0) {
-    prefix_sum<Config::kTopKWords>(s.misses_before, [&](int w) {
-      uint32_t bits = s.settled[w];
-#pragma unroll
-      for (int b = 0; b < Config::kCluster; ++b) bits |= s.found_by[b][w];
-      s.settled[w] = bits;
-      return 32 - __popc(bits);
-    });
+    prefix_sum<Config::kTopKWords>(s.misses_before, [&](int w) { return 32 - __popc(s.settled[w]); });
   } else if (warp == 1) {
     prefix_sum<Config::kHotWords>(s.hits_before, [&](int w) { return __popc(s.hits[w]); });
   }
@@ -342,8 +409,8 @@ struct Work {
     int index, slot;
   };
 
-  __device__ __forceinline__ Work(const SharedMemory<Config>& s, int rank)
-      : misses(s.misses_before[Config::kTopKWords]), first(threadIdx.x / 32 * Config::kCluster + rank) {}
+  __device__ __forceinline__ Work(int misses, int rank)
+      : misses(misses), first(threadIdx.x / 32 * Config::kCluster + rank) {}
   __device__ __forceinline__ bool has(int round) const { return first + round * 32 * kWarps < misses; }
   __device__ __forceinline__ int number(int round) const { return first + (round * 32 + threadIdx.x % 32) * kWarps; }
 
@@ -355,7 +422,7 @@ struct Work {
     Miss miss;
     miss.index = nth_zero<Config::kTopKWords>(s.settled, m, [&](int w) { return s.misses_before[w]; });
     miss.slot = s.lru[nth_zero<Config::kHotWords>(s.hits, m, [&](int w) { return w * 32 - s.hits_before[w]; })];
-    miss.token = s.tokens[miss.index];
+    miss.token = s.nodes[miss.index].token;
     miss.host_row = ptx::load(r.host_locs + miss.token);
     miss.device_row = ptx::load(r.buffer_locs + miss.slot);
     return miss;
@@ -385,34 +452,42 @@ struct Work {
 // New order: slots nobody asked for, then the just-loaded, then the hits; each keeps its old order.
 template <typename Config>
 __device__ __forceinline__ void write_lru(const SharedMemory<Config>& s, int16_t* lru, int rank, int misses) {
-  const int kept = Config::kHot - s.hits_before[Config::kHotWords];  // slots without a hit
-  for (int group = 0; group < Config::kHotGroups; ++group) {
-    const int w = Residents<Config>::word(rank, group), position = w * 32 + threadIdx.x % 32;
-    if (w >= Config::kHotWords || position >= Config::kHot) continue;
-    const uint32_t hits = s.hits[w], lane_bit = 1u << threadIdx.x % 32;
-    const int hit_rank = s.hits_before[w] + __popc(hits & (lane_bit - 1)), other_rank = position - hit_rank;
-    const int to = hits & lane_bit        ? kept + hit_rank
+  const int first = Residents<Config>::word(rank, 0), lane = threadIdx.x % 32;
+  const int kept = Config::kHot - sum_words<Config::kHotWords>([&](int w) { return __popc(s.hits[w]); });
+  int hits_before = sum_words<Config::kHotWords>([&](int w) { return w < first ? __popc(s.hits[w]) : 0; });
+#pragma unroll 4
+  for (int at = 0; at < Config::kHotPerWarp; ++at) {
+    const int w = Residents<Config>::word(rank, at), position = w * 32 + lane;
+    if (w >= Config::kHotWords) return;
+    const uint32_t hits = s.hits[w];
+    const int hit_rank = hits_before + __popc(hits & ((1u << lane) - 1)), other_rank = position - hit_rank;
+    const int to = hits >> lane & 1         ? kept + hit_rank
                    : other_rank < misses ? kept - misses + other_rank
                                          : other_rank - misses;
-    lru[to] = s.lru[position];
+    if (Config::kHot % 32 == 0 || position < Config::kHot) lru[to] = s.lru[position];
+    hits_before += __popc(hits);
   }
 }
 
+// One thread of each block.
 template <typename Config>
-__device__ __forceinline__ void report(const SharedMemory<Config>& s, const SwapInParams& p, int row, int misses) {
-  if (p.miss_count) p.miss_count[row] = misses;
-  if (p.counters) {
-    atomicAdd(&p.counters[0], static_cast<unsigned long long>(Config::kTopK - s.no_slot - misses));
-    atomicAdd(&p.counters[1], static_cast<unsigned long long>(misses));
-    atomicAdd(&p.counters[2], static_cast<unsigned long long>(misses) * p.row_bytes);
-  }
+__device__ __forceinline__ void report(
+    const SharedMemory<Config>& s, const SwapInParams& p, int row, int rank, int misses) {
+  if (rank == 0 && p.miss_count) p.miss_count[row] = misses;
+  if (!p.counters) return;
+  if (s.no_slot != 0) atomicAdd(&p.counters[0], 0ull - s.no_slot);
+  if (rank != 0) return;
+  atomicAdd(&p.counters[0], static_cast<unsigned long long>(Config::kTopK - misses));
+  atomicAdd(&p.counters[1], static_cast<unsigned long long>(misses));
+  atomicAdd(&p.counters[2], static_cast<unsigned long long>(misses) * p.row_bytes);
 }
 
 template <typename Config>
-__device__ __forceinline__ void answer_repeated(const SharedMemory<Config>& s, const Request& r, int rank, bool exact) {
+__device__ __forceinline__ void answer_repeated(SharedMemory<Config>& s, const Request& r, int rank) {
   for (int i = rank * Config::kThreads + threadIdx.x; i < Config::kTopK; i += Config::kCluster * Config::kThreads) {
-    if (s.tokens[i] < 0) continue;
-    const int first = find(s, s.tokens[i], exact);
+    const int32_t token = s.nodes[i].token;
+    if (token < 0) continue;
+    const int first = find(s, token, bucket(s, token));
     if (first != i) r.locs_out[i] = ptx::load(r.locs_out + first);
   }
 }

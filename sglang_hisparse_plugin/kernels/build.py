@@ -15,20 +15,21 @@ LOADERS = ("sglang.kernels.jit.utils", "sglang.jit_kernel.utils")
 
 
 class Shape(NamedTuple):
-    """How a request is spread over the chip: `cluster` blocks of `threads` threads."""
+    """How a request is spread over the chip: `cluster` blocks of `threads` threads, each with `in_flight` loads."""
 
     cluster: int
     threads: int
+    in_flight: int
 
     @property
     def export(self) -> str:
-        return f"swap_in_{self.cluster}x{self.threads}"
+        return "swap_in_" + "x".join(map(str, self))
 
 
 # By compute capability: (largest batch, shape), ascending; None: any. Clusters need 9.0, one block is always right.
 # 9.0 was measured on an H200 with 132 multiprocessors (docs/swap_in.md). 10.x uses the same until it is measured.
-ONE_BLOCK = ((None, Shape(1, 1024)),)
-HOPPER = ((16, Shape(8, 512)), (32, Shape(4, 512)), (None, Shape(2, 512)))
+ONE_BLOCK = ((None, Shape(1, 1024, 4)),)
+HOPPER = ((8, Shape(8, 512, 4)), (16, Shape(4, 512, 4)), (32, Shape(2, 512, 4)), (None, Shape(1, 512, 4)))
 TUNING: dict[int, tuple[tuple[int | None, Shape], ...]] = {9: HOPPER, 10: HOPPER}
 COPY_THREADS = 512
 

@@ -14,7 +14,7 @@ from sglang_hisparse_plugin.kernels import swap_in as kernels
 
 sys.path.insert(0, str(Path(__file__).parent))  # oracle, world
 
-SHAPES = build.shapes(torch.cuda.get_device_capability()[0]) if torch.cuda.is_available() else (build.Shape(0, 0),)
+SHAPES = build.shapes(torch.cuda.get_device_capability()[0]) if torch.cuda.is_available() else (build.Shape(0, 0, 0),)
 
 
 @pytest.fixture(

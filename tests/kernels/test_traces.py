@@ -156,6 +156,6 @@ def test_graph_replay(op, device, top_k, hot, context) -> None:
     world = World(requests=4, context=context, top_k=top_k, hot=hot, item=656, device=device)
     captured = Captured(op)
     for step, real in enumerate([4, 4, 3, 0, 4, 1]):
-        lengths = [hot + 10 + step, context, hot - 3, 2 * hot - step]
+        lengths = [hot + 10 + step, context, hot - 3, context - step]
         selected = [world.choose(length, junk=0.05) for length in lengths]
         world.step(captured, [0, 1, 2, 3], selected, lengths, real=real, counters=True)

@@ -137,7 +137,9 @@ class World:
                 )
                 if not skip_io:
                     oracle.copy(expected.copies, self.host_rows, self.expected_rows, self.item)
-            assert out[row].tolist() == expected.locs + [POISON_LOC] * 3, f"locs of row {row}"
+            wanted, got = expected.locs + [POISON_LOC] * 3, out[row].tolist()
+            wrong = [(i, got[i], wanted[i]) for i in range(len(wanted)) if got[i] != wanted[i]]
+            assert not wrong, f"locs of row {row}: {len(wrong)} wrong, (index, got, wanted): {wrong[:8]}"
             copies = len(expected.copies)
             totals = [
                 total + more for total, more in zip(totals, (expected.hits, copies, copies * self.item), strict=True)
