@@ -1,0 +1,153 @@
+"""The coordinator's swap-in runs on our kernel."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from .. import upstream
+from ..patching.outcome import Absent, Defective, Verdict
+from ..patching.overlay import Hook, Overlay
+from ..patching.source import SourceTree
+from .probing import expect, probe
+
+logger = logging.getLogger(__name__)
+
+SWAP_IN, COPY_PLANNED = "load_cache_to_device_buffer_mla", "copy_cache_planned_mla"
+#: Layouts that stay on SGLang's kernel.
+NOT_COVERED = {
+    "load_cache_to_device_buffer_dsv4_mla": "DeepSeek-V4's paged rows",
+    "load_blocks_to_device_buffer_mha": "MiniMax-M3's blocks",
+}
+#: What the op understands, by the names the coordinator uses; `page_size` and the launch shape mean nothing to it.
+ARGUMENTS = {
+    SWAP_IN: {
+        *("top_k_tokens", "device_buffer_tokens", "host_cache_locs", "device_buffer_locs", "host_cache"),
+        *("device_buffer", "top_k_device_locs", "req_pool_indices", "seq_lens", "lru_slots", "item_size_bytes"),
+        *("num_top_k", "hot_buffer_size", "page_size", "block_size", "num_real_reqs", "skip_io"),
+    },
+    COPY_PLANNED: {
+        *("miss_src", "miss_dst", "miss_count", "num_real_reqs", "host_cache", "device_buffer", "item_size_bytes"),
+        *("num_blocks", "block_size", "is_dsv4_layout", "skip_io"),
+    },
+}
+
+
+@probe
+def judge(tree: SourceTree) -> Verdict:
+    imported = _imported(tree)
+    if SWAP_IN not in imported:
+        return Absent(f"the coordinator does not use {SWAP_IN}")
+    calls = _calls(tree, SWAP_IN)
+    expect(len(calls) == 1, f"one method of the coordinator that runs {SWAP_IN}", f"{len(calls)} calls")
+    if COPY_PLANNED in imported:
+        calls += _calls(tree, COPY_PLANNED)
+    for name, call in zip((SWAP_IN, COPY_PLANNED), calls, strict=False):
+        # `**plan` and `**kwargs` hold the miss plan and skip_io.
+        given = {keyword.arg for keyword in call.keywords if keyword.arg}
+        expect(not call.args and given <= ARGUMENTS[name], f"{name} with arguments known here", _listed(call))
+    return Defective(f"swap-in runs on SGLang's {SWAP_IN}")
+
+
+def _imported(tree: SourceTree) -> set[str]:
+    """Names the coordinator's module imports from others, whatever the platform."""
+    module = tree.module(upstream.COORDINATOR)
+    froms = [node for node in ast.walk(module) if isinstance(node, ast.ImportFrom)] if module else []
+    return {alias.asname or alias.name for node in froms for alias in node.names}
+
+
+def _calls(tree: SourceTree, name: str) -> list[ast.Call]:
+    """Calls of `name` in the methods known to make them; one may choose between two layouts first."""
+    methods = ("_run_swap_in_kernel", "swap_in_selected_pages", "_run_copy_only_kernel")
+    found = [upstream.coordinator_method(tree, method) for method in methods]
+    callee = "swap_in_fn" if name == SWAP_IN else name
+    return [call for method in found if method for wanted in {name, callee} for call in method.calls(wanted)]
+
+
+def _listed(call: ast.Call) -> str:
+    return f"{len(call.args)} positional, " + ", ".join(keyword.arg or "**" for keyword in call.keywords)
+
+
+def hooks(tree: SourceTree) -> tuple[Hook, ...]:
+    """Hooks for the functions that this coordinator imports by name."""
+    imported = _imported(tree)
+    routes = {SWAP_IN: swap_in, COPY_PLANNED: copy_planned, **{name: _report(name) for name in NOT_COVERED}}
+    return tuple(Hook(f"{upstream.COORDINATOR}:{name}", route) for name, route in routes.items() if name in imported)
+
+
+def swap_in(original: Any, *, page_size: int = 1, block_size: int = 256, **call: Any) -> None:
+    """SGLang's arguments, without those of a launch."""
+    from ..kernels import swap_in as kernels
+
+    _route(original, kernels.swap_in, call, page_size=page_size, block_size=block_size)
+
+
+def copy_planned(original: Any, *, num_blocks: int = 4, block_size: int = 1024, **call: Any) -> None:
+    """The copy of a recorded plan, on as many blocks as the link wants and not on four."""
+    from ..kernels import swap_in as kernels
+
+    special = {name: call.pop(name) for name in ("is_dsv4_layout", "skip_io") if name in call}
+    if any(special.values()):
+        original(num_blocks=num_blocks, block_size=block_size, **call, **special)
+        return
+    _route(original, kernels.copy_planned, call, num_blocks=num_blocks, block_size=block_size)
+
+
+def _route(original: Any, ours: Callable[..., None], call: dict[str, Any], **launch: int) -> None:
+    """Ours, where it runs; SGLang's kernel on other platforms, and from then on if ours cannot be built."""
+    if not _elsewhere(call["device_buffer"].device.type) and not _failed:
+        try:
+            return ours(**call)
+        except (ValueError, TypeError):
+            raise  # a broken contract would break SGLang's kernel without a word
+        except Exception as error:  # the compiler, or what the loader makes of it
+            _failed.append(error)
+            logger.warning("HiSparse overlay swap-in: SGLang's own kernel serves, ours cannot be built: %s", error)
+    original(**launch, **call)
+
+
+_failed: list[Exception] = []
+
+
+@functools.cache
+def _elsewhere(device_type: str) -> bool:
+    import torch
+
+    if device_type in ("cuda", "cpu") and not torch.version.hip:
+        return False
+    platform = "ROCm" if torch.version.hip else device_type
+    logger.warning("HiSparse overlay swap-in: skipped on %s; SGLang's own kernel serves", platform)
+    return True
+
+
+def _report(name: str) -> Callable[..., Any]:
+    @functools.cache
+    def say() -> None:
+        rows = NOT_COVERED[name]
+        logger.warning("HiSparse overlay swap-in: skipped, %s are not covered; SGLang's own kernel serves", rows)
+
+    def pass_through(original: Any, *args: Any, **kwargs: Any) -> Any:
+        say()
+        return original(*args, **kwargs)
+
+    return pass_through
+
+
+OVERLAY = Overlay(
+    id="swap-in",
+    symptom="swap-in loses the end of rows, fails on unaligned ones, and takes several times what the link needs",
+    why=(
+        "SGLang's kernel copies whole 8-byte words, loads 16 bytes at addresses that need not allow it, takes -1 and "
+        "repeated entries for misses, and gives a request one block and a row one warp. The hook sends the "
+        "coordinator's call to our kernel, which writes the same tables in the same order (docs/swap_in.md)."
+    ),
+    loses="swap-in stays slow at small batch, and rows that are no multiple of 16 bytes arrive damaged",
+    rows=("byte-tail", "misaligned", "invalid-entries", "lru-order", "small-block", "planned-grid"),
+    origin="call for contribution in sgl-project/sglang#28874; row tails were noted in the review of #22131",
+    remove_when="SGLang's kernel passes tests/kernels and bench shows no gain",
+    probe=judge,
+    hooks=hooks,
+)
