@@ -27,8 +27,8 @@ _AFTER_IMPORT = {
     "sglang.srt.layers.attention.dsa.dsa_indexer": ("indexer", "adapt"),
 }
 
-#: kernel packages whose wheels need a GPU; SGLang took sparse attention from the second from 0.5.21 on
-_STUBS = ("sgl_kernel", "flash_mla")
+#: packages and modules of kernels that cannot be imported without a GPU's software
+_STUBS = ("sgl_kernel", "flash_mla", "sglang.jit_kernel.dsa.cutedsl_paged_mqa_logits")
 #: the same as above for modules of theirs
 _STUBBED = {
     "sgl_kernel": ("attention", "adapt_top_k"),
@@ -63,7 +63,7 @@ class _Finder(importlib.abc.MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        if fullname.partition(".")[0] in _STUBS:
+        if fullname in _STUBS or fullname.partition(".")[0] in _STUBS:
             return importlib.machinery.ModuleSpec(fullname, _StubLoader(), is_package=True)
         if fullname == "torchvision":
             _declare_torchvision_ops()

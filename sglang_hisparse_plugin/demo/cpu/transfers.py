@@ -62,6 +62,8 @@ def _rows(address: int, indices: np.ndarray[Any, Any], item_size: int) -> np.nda
 def adapt_pool(module: ModuleType) -> None:
     """Set the write of new rows in SGLang's memory pool module."""
     module.set_mla_kv_buffer_triton = set_mla_kv_buffer_triton  # type: ignore[attr-defined]
+    # from 0.5.20; the same thing with one rank, which is all there is here
+    module.set_mla_kv_buffer_dcp_sharded_triton = set_mla_kv_buffer_triton  # type: ignore[attr-defined]
 
 
 def set_mla_kv_buffer_triton(kv_buffer: Any, loc: Any, cache_k_nope: Any, cache_k_rope: Any) -> None:
