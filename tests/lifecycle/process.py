@@ -1,6 +1,9 @@
 """One process: start the scheduler of one release in one variant, run every scenario in a fork of it, print JSON.
 
-python -m lifecycle.process VARIANT [SCENARIO ...]
+    python -m lifecycle.process VARIANT [SCENARIO ...]
+
+VARIANT is "plugin" to register the plugin, anything else to leave the release as it is; with "-overlap" the scheduler
+processes a batch's result while the next batch runs, as it does by default.
 """
 
 from __future__ import annotations
@@ -12,11 +15,11 @@ import traceback
 
 
 def main(variant: str, *wanted: str) -> None:
-    if variant == "plugin":
+    if variant.startswith("plugin"):
         _register()
     from . import server
 
-    scheduler = server.start()
+    scheduler = server.start(*([] if variant.endswith("-overlap") else ["--disable-overlap-schedule"]))
     from . import scenarios
 
     results = {name: _forked(scheduler, name) for name in wanted or scenarios.SCENARIOS}

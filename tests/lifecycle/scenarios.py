@@ -67,12 +67,12 @@ def retract_decode(w: World) -> None:
     w.submit("stays", prompt=100, output=60)
     w.submit("victim", prompt=120, output=40)
     w.run_until(lambda: decoded(w, 3, "stays", "victim"))
-    w.hold_memory("logical", keep=0)
+    w.pools.hold_memory("logical", keep=0)
     w.run_until(lambda: w.waiting("victim"), limit=20)
     w.expect(w.waiting("victim") == 1 and not w.waiting("stays"), "not exactly the victim is queued, once")
     w.expect(w.decoding("stays") and not w.decoding("victim"), "not exactly the survivor is decoding")
     w.run(3)
-    w.release_memory()
+    w.pools.release_memory()
     w.run_until(lambda: w.ends("stays") and w.ends("victim"))
     finish(w)
 
@@ -82,12 +82,12 @@ def last_request(w: World) -> None:
     """Memory runs out for the only request: it is aborted, once, and the scheduler goes on with the next."""
     w.submit("last", prompt=120, output=60)
     w.run_until(lambda: decoded(w, 3, "last"))
-    w.hold_memory("logical", keep=0)
+    w.pools.hold_memory("logical", keep=0)
     w.run_until(lambda: w.ends("last"), limit=20)
     w.run(3)
     w.expect(w.ends("last") == ["abort"], f"ended as {w.ends('last')}, not as aborted once")
     w.expect(not w.waiting("last") and not w.decoding("last"), "the aborted request is still there")
-    w.release_memory()
+    w.pools.release_memory()
     w.expect_at_rest()
     w.submit("next", prompt=100, output=10)
     w.run_until(lambda: w.ends("next"))
@@ -112,7 +112,7 @@ def preempt(w: World) -> None:
 @scenario
 def readmit(w: World) -> None:
     """Retracted and admitted again into the very same slot, then on past the hot buffer."""
-    w.hold_slots(keep=1)
+    w.pools.hold_slots(keep=1)
     w.submit("again", prompt=100, output=60)
     w.run_until(lambda: decoded(w, 10, "again"))
     w.pause()
@@ -120,12 +120,11 @@ def readmit(w: World) -> None:
     w.backups.clear()
     w.resume()
     w.run_until(lambda: w.ends("again"))
-    written = 100 + 60 - 1  # the last token is answered, never written
-    once = set(w.backups.values()) == {1}
-    w.expect(
-        once and len(w.backups) == written - 1, f"{len(w.backups)} rows were backed up, not {written - 1}, or not once"
-    )
-    w.release_slots()
+    needed = 100 + 60 - 2  # the last token is never written, the one before it never needed again
+    possible = needed + w.scheduler.enable_overlap  # one step more may be under way when the end is noticed
+    w.expect(set(w.backups.values()) == {1}, "a row was backed up twice")
+    w.expect(needed <= len(w.backups) <= possible, f"{len(w.backups)} rows were backed up, not {needed}")
+    w.pools.release_slots()
     finish(w)
 
 
@@ -143,11 +142,10 @@ def pause_decoding(w: World) -> None:
 
 @scenario
 def pause_prefilled(w: World) -> None:
-    """One whose prefill was the last batch and which is staging."""
+    """One whose prefill was the last batch: it is staging, or with overlap will be when its result is processed."""
     w.submit("a", prompt=100, output=60)
     w.run(1)
     w.hold_staging()
-    w.expect(w.staging("a"), "the request is not staging")
     pause_and_resume(w, "a")
 
 
@@ -209,7 +207,7 @@ def refused_while_staging(w: World) -> None:
 def flush_while_staging(w: World) -> None:
     """Flushing the cache while a request is staging, and nothing else is going on, is refused and harms nobody."""
     w.submit("staged", prompt=100, output=40)
-    w.run(1)
+    w.run_until(lambda: w.staging("staged"))
     w.hold_staging()
     w.run(3)
     w.expect(not w.flush(), "the cache was flushed under a request that is staging")
@@ -227,7 +225,7 @@ def flush_while_staging(w: World) -> None:
 @scenario
 def finished_release(w: World) -> None:
     """A request that has ended, and another in its slot: releasing the first again leaves the other alone."""
-    w.hold_slots(keep=1)
+    w.pools.hold_slots(keep=1)
     done = w.submit("done", prompt=100, output=5)
     w.run_until(lambda: w.ends("done"))
     w.submit("next", prompt=100, output=60)
@@ -242,7 +240,7 @@ def finished_release(w: World) -> None:
         files = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
         w.expect(not any("hisparse_coordinator" in file for file in files), f"the coordinator failed: {error!r}")
     w.run_until(lambda: w.ends("next"))
-    w.release_slots()
+    w.pools.release_slots()
     finish(w)
 
 

@@ -112,8 +112,8 @@ def _arguments() -> list[str]:
         "sampling-backend": "pytorch",
         "log-level": "warning",
     }
-    flags = ["--enable-hisparse", "--disable-radix-cache", "--skip-tokenizer-init", "--disable-overlap-schedule"]
-    return [*flags, "--disable-cuda-graph", *(part for k, v in values.items() for part in (f"--{k}", str(v)))]
+    flags = ["--enable-hisparse", "--disable-radix-cache", "--skip-tokenizer-init", "--disable-cuda-graph"]
+    return [*flags, *(part for k, v in values.items() for part in (f"--{k}", str(v)))]
 
 
 def _without_attention() -> None:

@@ -1,4 +1,7 @@
-"""Every scenario on every supported release: unchanged, with the plugin, and with the source patched instead."""
+"""Every scenario on every supported release: unchanged, with the plugin (also with overlap), and patched instead.
+
+One process per release and variant runs them all; `--dist loadgroup` keeps its tests on one worker.
+"""
 
 from __future__ import annotations
 
@@ -29,8 +32,11 @@ def _scenarios() -> list[str]:
 
 def _runs() -> list[tuple[str, str]]:
     patched = series.stored()
-    both = [(release, variant) for release in register.RELEASES for variant in ("off", "plugin")]
-    return both + [(release, "patched") for release in register.RELEASES if release in patched]
+    variants = ("off", "plugin", "plugin-overlap")
+    return [
+        *((release, variant) for release in register.RELEASES for variant in variants),
+        *((release, "patched") for release in register.RELEASES if release in patched),
+    ]
 
 
 @cache
@@ -41,7 +47,7 @@ def _results(release: str, variant: str) -> dict[str, dict]:
         series.apply(series.stored()[release], sglang, patched := Path(tempfile.mkdtemp()))
         sglang = patched
     environment = cpu.environment(sglang) | server.environment(sglang)
-    environment["SGLANG_HISPARSE_PLUGIN"] = "strict" if variant == "plugin" else "off"
+    environment["SGLANG_HISPARSE_PLUGIN"] = "strict" if variant.startswith("plugin") else "off"
     environment["PYTHONPATH"] += f":{HERE.parents[1]}:{HERE.parent}"
     command = [sys.executable, "-m", f"{__package__}.process", variant]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)

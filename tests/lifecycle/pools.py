@@ -1,0 +1,172 @@
+"""The three pools of a scheduler with HiSparse, audited: every slot in one hand, every row what was written.
+
+A KV row is a known function of the token it belongs to; free rows are overwritten with a pattern that no token has.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+
+import torch
+from sglang.srt.managers.schedule_batch import Req
+
+from .server import PAGE, SLOTS
+
+POISON = -1
+UNITS = {"logical": "pages", "device": "pages", "host": "rows"}
+
+
+class Pools:
+    """Logical, device (hot-buffer) and host slots, and the request slots that everything is kept under."""
+
+    def __init__(self, scheduler) -> None:
+        allocator = scheduler.token_to_kv_pool_allocator
+        self.scheduler, self.coordinator = scheduler, scheduler.hisparse_coordinator
+        self.logical, self.device = allocator.logical_attn_allocator, allocator.hisparse_attn_allocator
+        self.host, self.slots = self.coordinator.mem_pool_host, scheduler.req_to_token_pool
+        self.mapping = self.coordinator.mem_pool_device.full_to_hisparse_device_index_mapping
+        self.layers = range(self.coordinator.mem_pool_device.layer_num)
+        self.held_pages: dict[str, list[int]] = {"logical": [], "device": []}
+        self.held_slots: list[int] = []
+        self.at_rest = self.sizes()
+
+    def sizes(self) -> dict[str, int]:
+        """How much of each is free."""
+        pools = {"logical": self.logical, "device": self.device, "host": self.host, "slots": self.slots}
+        return {name: pool.available_size() for name, pool in pools.items()}
+
+    def hold_memory(self, pool: str, keep: int) -> None:
+        """Take free pages of `pool` ("logical" or "device") away until `keep` are left."""
+        allocator = getattr(self, pool)
+        take = allocator.available_size() // PAGE - keep
+        self.held_pages[pool] += (allocator.alloc(take * PAGE)[::PAGE] // PAGE).tolist()
+        self._tell_idle_check()
+
+    def release_memory(self) -> None:
+        for pool, pages in self.held_pages.items():
+            if pages:
+                first = torch.tensor(pages)[:, None] * PAGE
+                getattr(self, pool).free((first + torch.arange(PAGE)).flatten())
+                pages.clear()
+        self._tell_idle_check()
+
+    def hold_slots(self, keep: int) -> None:
+        """Leave only `keep` request slots."""
+        self.held_slots = [self.slots.free_slots.pop() for _ in range(len(self.slots.free_slots) - keep)]
+
+    def release_slots(self) -> None:
+        self.slots.free_slots += self.held_slots
+        self.held_slots = []
+
+    def device_rows(self) -> list[torch.Tensor]:
+        """Per layer, (device slots + page, row) int16."""
+        pool = self.coordinator.mem_pool_device
+        return [pool.kv_buffer[layer].view(torch.int16).flatten(1) for layer in self.layers]
+
+    def host_rows(self) -> list[torch.Tensor]:
+        """Per layer, (host slots, row) int16."""
+        return [self.host.kv_buffer[layer].view(torch.int16).flatten(1) for layer in self.layers]
+
+    def audit(self, requests: Mapping[str, Req]) -> Iterator[str]:
+        """What is wrong with the pools, given every request there ever was. Poisons what is free."""
+        holders = {rid: slot for rid, req in requests.items() if (slot := slot_of(req)) is not None}
+        owned = {pool: Counter(self.held_pages.get(pool, [])) for pool in UNITS}
+        for rid, slot in holders.items():
+            for pool, units in self._owned_by(requests[rid], slot).items():
+                owned[pool].update(units)
+        free = {"logical": _pages(self.logical), "device": _pages(self.device), "host": _host_slots(self.host)}
+        everything = {
+            "logical": range(1, self.logical.size // PAGE + 1),
+            "device": range(1, self.device.size // PAGE + 1),
+            "host": range(self.host.size),
+        }
+        for pool, units in everything.items():
+            hands = owned[pool] + Counter(free[pool])
+            if twice := [unit for unit in units if hands[unit] > 1]:
+                yield f"{pool} {UNITS[pool]} in two hands: {some(twice)}"
+            if never := [unit for unit in units if not hands[unit]]:
+                yield f"{pool} {UNITS[pool]} in no hand: {some(never)}"
+        slots = Counter([*holders.values(), *self.slots.free_slots, *self.held_slots])
+        if len(slots) != SLOTS or set(slots.values()) != {1}:
+            yield f"request slots in hands: {dict(slots)}"
+        yield from self._remembered(self.slots.free_slots)
+        self._poison(free)
+
+    def check_host(self, req: Req, upto: int) -> Iterator[str]:
+        """What is wrong with the host copies of a request's first `upto` tokens."""
+        where = self.coordinator.req_to_host_pool[slot_of(req), :upto]
+        if missing := (where < 0).nonzero().flatten().tolist():
+            yield f"tokens {some(missing)} have no host row"
+            return
+        tokens = torch.arange(upto) + req.origin_input_ids[0]
+        for layer, rows in enumerate(self.host_rows()):
+            if wrong := (rows[where] != content(tokens, layer)).any(1).nonzero().flatten().tolist():
+                yield f"host rows of tokens {some(wrong)} are wrong"
+
+    def _owned_by(self, req: Req, slot: int) -> dict[str, list[int]]:
+        """Logical and device pages and host rows; device pages by the mapping until there is a hot buffer."""
+        coordinator = self.coordinator
+        logical = self.slots.req_to_token[slot, : allocated(req)].long()
+        capacity = int(coordinator.req_device_buffer_size[slot])
+        device = coordinator.req_to_device_buffer[slot, :capacity] if capacity else self.mapping[logical]
+        swap = getattr(coordinator, "spec_swap", None)
+        workspace = swap.req_to_scratch[0, slot] if swap and slot in swap._scratch_reqs else device[:0]
+        host = coordinator.req_to_host_pool[slot]
+        return {
+            "logical": (logical // PAGE).unique().tolist(),
+            "device": [*(device[device > 0] // PAGE).unique().tolist(), *(workspace // PAGE).unique().tolist()],
+            "host": host[host >= 0].tolist(),
+        }
+
+    def _remembered(self, free: list[int]) -> Iterator[str]:
+        c = self.coordinator
+        traces = {
+            "hot buffer size": c.req_device_buffer_size[free] != 0,
+            "hot buffer": c.req_to_device_buffer[free] != 0,
+            "list of cached tokens": c.req_device_buffer_tokens[:, free] != -1,
+            "list of cached slots": c.req_device_buffer_token_locs[:, free] != -1,
+            "row of host slots": c.req_to_host_pool[free] != -1,
+            "LRU order": c.lru_slots[:, free] != c._lru_init,
+            "backup to skip": torch.tensor([c._skip_first_backup[slot] for slot in free]),
+        }
+        for what, trace in traces.items():
+            if bool(trace.any()):
+                yield f"a free request slot still has a {what}"
+
+    def _poison(self, free: Mapping[str, list[int]]) -> None:
+        device = torch.tensor(free["device"], dtype=torch.int64)[:, None] * PAGE + torch.arange(PAGE)
+        for where, buffers in ((device.flatten(), self.device_rows()), (torch.tensor(free["host"]), self.host_rows())):
+            for rows in buffers:
+                rows[where.long()] = POISON
+
+    def _tell_idle_check(self) -> None:
+        """An idle scheduler of 0.5.10 and 0.5.11 stops the server if it does not find this much free."""
+        left = (self.at_rest[pool] - len(pages) * PAGE for pool, pages in self.held_pages.items())
+        self.scheduler.max_total_num_tokens = min(left)
+
+
+def content(tokens: torch.Tensor, layer: int) -> torch.Tensor:
+    """(n, row) int16: what the KV row of each token holds in `layer`."""
+    return ((tokens[:, None] * 31 + layer * 7 + torch.arange(576) * 3) % 32749).to(torch.int16)
+
+
+def slot_of(req: Req) -> int | None:
+    return req.req_pool_idx if hasattr(req, "req_pool_idx") else req.kv.req_pool_idx
+
+
+def allocated(req: Req) -> int:
+    return (req if hasattr(req, "kv_allocated_len") else req.kv).kv_allocated_len
+
+
+def some(items: list[int]) -> str:
+    return f"{sorted(items)[:6]}{' and more' if len(items) > 6 else ''}"
+
+
+def _pages(allocator) -> list[int]:
+    staged = getattr(allocator, "staged_pages", None) or [p for p in [allocator.release_pages] if p is not None]
+    return torch.cat([allocator.free_pages, *staged]).tolist()
+
+
+def _host_slots(pool) -> list[int]:
+    return torch.cat([pool.free_slots, *getattr(pool, "release_slots", [])]).tolist()
