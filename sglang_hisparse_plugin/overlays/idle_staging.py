@@ -46,7 +46,7 @@ OVERLAY = Overlay(
         "hook does."
     ),
     loses="flushing the cache while a request is staging corrupts it",
-    rows=("batch-full",),
+    rows=(),
     origin="sgl-project/sglang, between 0.5.10.post1 and 0.5.11",
     remove_when="0.5.11 is the oldest supported release",
     fixed_since="0.5.11",
