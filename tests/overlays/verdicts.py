@@ -17,4 +17,5 @@ VERDICTS = {
     "batch-full       ": "- D D F F F F F F",
     "slot-count       ": "- D D D F F F F F",
     "idle-staging     ": "- D D F F F F F F",
+    "swap-in          ": "- D D D D D D D D",
 }
