@@ -1,6 +1,7 @@
 // Sizes fixed at compile time, and the shared memory they ask for.
 #pragma once
 
+#include <climits>
 #include <cstdint>
 
 namespace hisparse_plugin {
@@ -34,6 +35,8 @@ struct SwapInConfig {
   static_assert(kCluster == 1 || kCluster == 2 || kCluster == 4 || kCluster == 8 || kCluster == 16);
 };
 
+constexpr int32_t kNotFound = INT32_MIN;
+
 // An entry of the top-k in the hash table.
 struct alignas(8) Node {
   int32_t token;  // -1: nothing to look up
@@ -52,7 +55,7 @@ struct alignas(16) SharedMemory {
   uint32_t hits[Config::kHotWords];                         // the same in LRU order
   int32_t misses_before[Config::kTopKWords + 1];
   int32_t hits_before[Config::kHotWords + 1];
-  int32_t locs_out[Config::kCluster == 1 ? Config::kTopKWords * 32 : 1];  // answers of look_up, to be written in order
+  int32_t locs_out[Config::kCluster == 1 ? Config::kTopKWords * 32 : 1];  // what a block alone found, or kNotFound
   uint32_t repeated_by[Config::kCluster];  // not 0: that block saw a token stand in the top-k twice
   uint64_t mailbox;  // opens when all blocks have told what they found
   int32_t no_slot;                         // entries of this block's words without a device row

@@ -63,20 +63,21 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerProcessor)
   merge_found(s, r);
   order_hits(s);
   __syncthreads();  // all bits are there
-  const Work<Config> work(count_misses(s), rank);
-  if (work.misses != 0) {
+  const Totals totals = total(s, rank);
+  const Work<Config> work(totals.misses, rank);
+  if (totals.misses != 0) {
     count(s);
     __syncthreads();  // all sums are there
   }
   auto misses = work.place(s, p, r, 0);
-  write_lru(s, r.lru, rank, work.misses);  // while the addresses of the rows are on their way
+  write_lru(s, r.lru, rank, totals);  // while the addresses of the rows are on their way
   for (int round = 0;; ++round) {
     work.record(misses, p, r, row, round);
     if (!p.skip_io) work.copy(misses, p, round);
     if (!work.has(round + 1)) break;
     misses = work.place(s, p, r, round + 1);
   }
-  if (threadIdx.x == 0) report(s, p, row, rank, work.misses);
+  if (threadIdx.x == 0) report(s, p, row, rank, totals.misses);
   if (repeated) {
     cluster_sync<Config>();  // all first occurrences are answered
     answer_repeated(s, r, rank);

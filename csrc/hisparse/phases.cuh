@@ -114,7 +114,11 @@ __device__ __forceinline__ void clear(SharedMemory<Config>& s, int rank) {
   static_assert(Config::kBuckets % 4 == 0);
   for_each<Config::kBuckets / 4, Config::kThreads>(
       [&](int i) { reinterpret_cast<int4*>(s.buckets)[i] = make_int4(-1, -1, -1, -1); });
-  for_each<Config::kTopKWords, Config::kThreads>([&](int i) { s.found_by[rank][i] = 0; });
+  if constexpr (Config::kCluster == 1) {
+    for_each<Config::kTopKWords * 32, Config::kThreads>([&](int i) { s.locs_out[i] = kNotFound; });
+  } else {
+    for_each<Config::kTopKWords, Config::kThreads>([&](int i) { s.found_by[rank][i] = 0; });
+  }
   if (threadIdx.x == 0) {
     s.repeated_by[rank] = s.no_slot = 0;
     s.hits[Config::kHotWords - 1] = 0;  // bits past the last slot stay 0
@@ -221,8 +225,12 @@ struct Residents {
       for (int k = 0; k < kAtOnce; ++k) {
         const int w = word(rank, first + k);
         if (found[k] >= 0) {
-          atomicOr(&s.found_by[rank][found[k] / 32], 1u << found[k] % 32);
-          (Config::kCluster == 1 ? s.locs_out : r.locs_out)[found[k]] = locs[k];
+          if constexpr (Config::kCluster == 1) {
+            s.locs_out[found[k]] = locs[k];
+          } else {
+            atomicOr(&s.found_by[rank][found[k] / 32], 1u << found[k] % 32);
+            r.locs_out[found[k]] = locs[k];
+          }
         }
         const uint32_t hits = __ballot_sync(~0u, found[k] >= 0);
         if (threadIdx.x % 32 == 0 && w < Config::kHotWords) s.hit_slots[w] = hits;
@@ -289,20 +297,27 @@ __device__ __forceinline__ void settle_repeated(SharedMemory<Config>& s) {
   }
 }
 
-// Put together what the blocks found. A block alone also writes its answers: side by side, not as they were found.
+// Put together what the blocks found. A block alone kept its answers back, to write them side by side.
 template <typename Config>
 __device__ __forceinline__ void merge_found(SharedMemory<Config>& s, const Request& r) {
   if constexpr (Config::kCluster == 1) {
-    for_each<Config::kTopK, Config::kThreads>([&](int i) {
-      if (s.found_by[0][i / 32] >> i % 32 & 1) r.locs_out[i] = s.locs_out[i];
+#pragma unroll
+    for (int at = 0; at < Config::kTopKPerWarp; ++at) {
+      const int w = Selection<Config>::word(at), i = w * 32 + threadIdx.x % 32;
+      if (w >= Config::kTopKWords) break;
+      const int32_t loc = s.locs_out[i];
+      if (loc != kNotFound) r.locs_out[i] = loc;
+      const uint32_t bits = __ballot_sync(~0u, loc != kNotFound);
+      if (threadIdx.x % 32 == 0) s.settled[w] |= bits;
+    }
+  } else {
+    for_each<Config::kTopKWords, Config::kThreads>([&](int w) {
+      uint32_t bits = s.settled[w];
+#pragma unroll
+      for (int b = 0; b < Config::kCluster; ++b) bits |= s.found_by[b][w];
+      s.settled[w] = bits;
     });
   }
-  for_each<Config::kTopKWords, Config::kThreads>([&](int w) {
-    uint32_t bits = s.settled[w];
-#pragma unroll
-    for (int b = 0; b < Config::kCluster; ++b) bits |= s.found_by[b][w];
-    s.settled[w] = bits;
-  });
 }
 
 // Which places in the LRU order hold a hit. A thread sees to eight places: one byte of `hits`.
@@ -330,9 +345,19 @@ __device__ __forceinline__ int sum_words(F f) {
   return __reduce_add_sync(~0u, sum);
 }
 
+struct Totals {
+  int misses;
+  int kept;         // slots without a hit
+  int hits_before;  // hits in the LRU order before the words that this warp writes
+};
+
 template <typename Config>
-__device__ __forceinline__ int count_misses(const SharedMemory<Config>& s) {
-  return sum_words<Config::kTopKWords>([&](int w) { return 32 - __popc(s.settled[w]); });
+__device__ __forceinline__ Totals total(const SharedMemory<Config>& s, int rank) {
+  const int first = Residents<Config>::word(rank, 0);
+  const int misses = sum_words<Config::kTopKWords>([&](int w) { return 32 - __popc(s.settled[w]); });
+  const int hits = sum_words<Config::kHotWords>([&](int w) { return __popc(s.hits[w]); });
+  const int before = sum_words<Config::kHotWords>([&](int w) { return w < first ? __popc(s.hits[w]) : 0; });
+  return {misses, Config::kHot - hits, before};
 }
 
 // before[w] = sum of count(0 .. w-1), before[words] = the total. One warp.
@@ -451,10 +476,10 @@ struct Work {
 
 // New order: slots nobody asked for, then the just-loaded, then the hits; each keeps its old order.
 template <typename Config>
-__device__ __forceinline__ void write_lru(const SharedMemory<Config>& s, int16_t* lru, int rank, int misses) {
-  const int first = Residents<Config>::word(rank, 0), lane = threadIdx.x % 32;
-  const int kept = Config::kHot - sum_words<Config::kHotWords>([&](int w) { return __popc(s.hits[w]); });
-  int hits_before = sum_words<Config::kHotWords>([&](int w) { return w < first ? __popc(s.hits[w]) : 0; });
+__device__ __forceinline__ void write_lru(
+    const SharedMemory<Config>& s, int16_t* lru, int rank, const Totals& totals) {
+  const int lane = threadIdx.x % 32, kept = totals.kept, misses = totals.misses;
+  int hits_before = totals.hits_before;
 #pragma unroll 4
   for (int at = 0; at < Config::kHotPerWarp; ++at) {
     const int w = Residents<Config>::word(rank, at), position = w * 32 + lane;
