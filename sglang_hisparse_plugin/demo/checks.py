@@ -137,11 +137,16 @@ def _with_plugin(launcher: Launcher, report: Report) -> None:
             launcher.progress(f"plugin-on: a wrong host row in layer {layer}")
             _one_wrong_row(scale, report, server, layer)
         _pools_balance(report, server)
+        if scale.device == "cuda" and _defective(launcher, SWAP_IN):
+            fallen_back = re.findall(r"HiSparse overlay swap-in: (.*own kernel serves.*)", server.log_text())
+            report.add(
+                "the plugin's swap-in kernel did the work", not fallen_back, "; ".join(fallen_back) or "throughout"
+            )
 
 
 def _with_upstream_swap_in(launcher: Launcher, report: Report) -> None:
-    if not _defective(launcher, SWAP_IN):
-        return
+    if launcher.scale.device == "cpu" or not _defective(launcher, SWAP_IN):
+        return  # on a CPU the same stand-in serves both
     with launcher.server("upstream-swap-in", skip=SWAP_IN) as server:
         launcher.progress("upstream-swap-in: long walks")
         walks = [_ask(server, *each) for each in _long(launcher.scale)]
