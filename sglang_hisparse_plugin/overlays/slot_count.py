@@ -19,6 +19,7 @@ def judge(tree: SourceTree) -> Verdict:
     count = existing(upstream.scheduler_method(tree, METHOD), f"Scheduler.{METHOD}")
     looks = count.calls("req_to_token_pool.available_size")
     expect(len(looks) == 1, "one look at the free slots", f"{len(looks)}")
+    expect(bool(count.calls("min")), "the free slots as an upper bound, min(...)", "no min")
     guards = conjuncts(count.guards(looks[0]))
     if not guards or guards == {"self.pp_size > 1 or self.enable_hisparse"}:
         return Fixed(f"{METHOD} never exceeds the free slots")
@@ -41,13 +42,14 @@ OVERLAY = Overlay(
     id="slot-count",
     symptom="more requests at once than --max-running-requests end the server",
     why=(
-        "How many requests may be prefilled is the limit less those that decode. With HiSparse a prefilled request joins "
-        "them only when its staging has finished, and until then it holds a slot that nobody counts: the next prefill "
-        "batch asks for slots that are not there, and alloc_req_slots raises. The hook caps the number by the free slots."
+        "How many requests may be prefilled is the limit less those that decode. With HiSparse a prefilled request "
+        "joins them only when its staging has finished, and until then it holds a slot that nobody counts: the next "
+        "prefill batch asks for slots that are not there, and alloc_req_slots raises. The hook caps the number by the "
+        "free slots."
     ),
     loses="more requests at once than --max-running-requests can end the server",
     rows=("batch-full",),
-    origin="vendor: seen with this plugin's demo",
+    origin="not reported upstream; seen with this plugin's demo",
     remove_when="0.5.12 is the oldest supported release",
     fixed_since="0.5.12",
     probe=judge,
