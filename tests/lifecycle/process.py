@@ -1,9 +1,8 @@
-"""One process: start the scheduler of one release in one variant, run every scenario in a fork of it, print JSON.
+"""One process: import one release, start its scheduler in each mode, run every scenario in a fork of that, print JSON.
 
     python -m lifecycle.process VARIANT [SCENARIO ...]
 
-VARIANT is "plugin" to register the plugin, anything else to leave the release as it is; with "-overlap" the scheduler
-processes a batch's result while the next batch runs, as it does by default.
+VARIANT is "plugin" to register the plugin first; anything else leaves SGLang as it is found.
 """
 
 from __future__ import annotations
@@ -12,19 +11,19 @@ import json
 import os
 import sys
 import traceback
+from collections.abc import Callable
+
+MODES = {"plain": ("--disable-overlap-schedule",), "overlap": ()}
+"""With overlap, SGLang's default, a batch's result is processed while the next batch runs."""
 
 
 def main(variant: str, *wanted: str) -> None:
-    if variant.startswith("plugin"):
+    if variant == "plugin":
         _register()
-    from . import server
+    import sglang.srt.managers.scheduler  # noqa: F401  (once, for every fork)
 
-    scheduler = server.start(*([] if variant.endswith("-overlap") else ["--disable-overlap-schedule"]))
-    from . import scenarios
-
-    results = {name: _forked(scheduler, name) for name in wanted or scenarios.SCENARIOS}
-    print(json.dumps(results), flush=True)
-    os._exit(0)  # the scheduler's threads have nothing to finish
+    print(json.dumps({mode: _forked(lambda mode=mode: _scenarios(mode, wanted)) for mode in MODES}), flush=True)
+    os._exit(0)  # no thread of SGLang's has anything to finish
 
 
 def _register() -> None:
@@ -37,19 +36,30 @@ def _register() -> None:
         plugin.activate()
 
 
-def _forked(scheduler, name: str) -> dict[str, object]:
+def _forked(work: Callable[[], object]) -> object:
+    """What `work` returns in a copy of this process; None if it did not come to an end."""
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
         os.close(reader)
+        result = work()
         with os.fdopen(writer, "w") as pipe:
-            json.dump(_run(scheduler, name), pipe)
+            json.dump(result, pipe)
         os._exit(0)
     os.close(writer)
     with os.fdopen(reader) as pipe:
         text = pipe.read()
     os.waitpid(child, 0)
-    return json.loads(text) if text else {"crash": "the process ended", "findings": [], "skipped": ""}
+    return json.loads(text) if text else None
+
+
+def _scenarios(mode: str, wanted: tuple[str, ...]) -> dict[str, object]:
+    from . import server
+
+    scheduler = server.start(*MODES[mode])
+    from .scenarios import SCENARIOS
+
+    return {name: _forked(lambda name=name: _run(scheduler, name)) for name in wanted or SCENARIOS}
 
 
 def _run(scheduler, name: str) -> dict[str, object]:
@@ -60,10 +70,10 @@ def _run(scheduler, name: str) -> dict[str, object]:
     try:
         SCENARIOS[name](world)
     except Exception as error:
-        frames = [
+        calls = [
             f"{f.name} ({os.path.basename(f.filename)}:{f.lineno})" for f in traceback.extract_tb(error.__traceback__)
         ]
-        crash = f"{type(error).__name__}: {error} in {' > '.join(frames[-6:])}"
+        crash = f"{type(error).__name__}: {error} in {' > '.join(calls[-6:])}"
     return {"crash": crash, "findings": world.findings, "skipped": world.skipped}
 
 

@@ -1,4 +1,4 @@
-"""Every scenario on every supported release: unchanged, with the plugin (also with overlap), and patched instead.
+"""Every scenario on every supported release, with and without overlap: unchanged, with the plugin, and patched instead.
 
 One process per release and variant runs them all; `--dist loadgroup` keeps its tests on one worker.
 """
@@ -19,9 +19,10 @@ from sglang_hisparse_plugin.demo import cpu, releases
 from sglang_hisparse_plugin.patching import series
 
 from . import register, server
+from .process import MODES
 
 HERE = Path(__file__).parent
-TIMEOUT_S = 300
+TIMEOUT_S = 600
 
 
 def _scenarios() -> list[str]:
@@ -32,43 +33,45 @@ def _scenarios() -> list[str]:
 
 def _runs() -> list[tuple[str, str]]:
     patched = series.stored()
-    variants = ("off", "plugin", "plugin-overlap")
     return [
-        *((release, variant) for release in register.RELEASES for variant in variants),
+        *((release, variant) for release in register.RELEASES for variant in ("off", "plugin")),
         *((release, "patched") for release in register.RELEASES if release in patched),
     ]
 
 
 @cache
 def _results(release: str, variant: str) -> dict[str, dict]:
-    """What all scenarios found, from one process."""
+    """What all scenarios found, by mode, from one process."""
     sglang = releases.fetch(release)
     if variant == "patched":
         series.apply(series.stored()[release], sglang, patched := Path(tempfile.mkdtemp()))
         sglang = patched
     environment = cpu.environment(sglang) | server.environment(sglang)
-    environment["SGLANG_HISPARSE_PLUGIN"] = "strict" if variant.startswith("plugin") else "off"
+    environment["SGLANG_HISPARSE_PLUGIN"] = "strict" if variant == "plugin" else "off"
     environment["PYTHONPATH"] += f":{HERE.parents[1]}:{HERE.parent}"
     command = [sys.executable, "-m", f"{__package__}.process", variant]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
     lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
-    if done.returncode or len(lines) != 1:
+    results = json.loads(lines[0]) if len(lines) == 1 else {}
+    if done.returncode or not all(results.get(mode) for mode in MODES):
         pytest.fail(
             f"the scheduler of {release} ({variant}) did not start:\n{done.stdout[-2000:]}{done.stderr[-4000:]}"
         )
-    return json.loads(lines[0])
+    return results
 
 
 @pytest.mark.parametrize(
-    ("release", "variant", "scenario"),
+    ("release", "variant", "mode", "scenario"),
     [
-        pytest.param(*run, name, id="-".join((*run, name)), marks=pytest.mark.xdist_group("-".join(run)))
+        pytest.param(*run, mode, name, id="-".join((*run, mode, name)), marks=pytest.mark.xdist_group("-".join(run)))
         for run in _runs()
+        for mode in MODES
         for name in _scenarios()
     ],
 )
-def test_scenario(release: str, variant: str, scenario: str) -> None:
-    result = _results(release, variant)[scenario]
+def test_scenario(release: str, variant: str, mode: str, scenario: str) -> None:
+    result = _results(release, variant)[mode][scenario]
+    assert result, "the process ended in the middle of the scenario"
     found = [*result["findings"], *filter(None, [result["crash"]])]
     if result["skipped"]:
         assert release not in register.ONLY_IN[scenario] and not found
