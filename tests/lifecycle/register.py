@@ -40,6 +40,14 @@ DEFECTS: dict[str, tuple[tuple[tuple[str, ...], str], ...]] = {
 }
 
 
-def evidence(release: str, scenario: str) -> str:
+WITH_OVERLAP: dict[str, tuple[tuple[tuple[str, ...], str], ...]] = {
+    "preempt": ((("0.5.11",), "alloc_req_slots"),),
+    "one-token-each": ((("0.5.11",), "alloc_req_slots"),),
+}
+"""What shows only with overlap, where requests that have ended hold their slots for one iteration more."""
+
+
+def evidence(release: str, mode: str, scenario: str) -> str:
     """What must be found when nothing is patched; empty if nothing may be."""
-    return next((text for releases, text in DEFECTS.get(scenario, ()) if release in releases), "")
+    shown = [*DEFECTS.get(scenario, ()), *(WITH_OVERLAP.get(scenario, ()) if mode == "overlap" else ())]
+    return next((text for releases, text in shown if release in releases), "")
