@@ -15,6 +15,7 @@ from . import (
     retract_once,
     retract_order,
     slot_count,
+    swap_in,
 )
 
 #: What the coordinator does comes before who calls it, so that no caller is sent to a coordinator that cannot cope.
@@ -30,4 +31,5 @@ OVERLAYS: tuple[Overlay, ...] = (
     batch_full.OVERLAY,
     slot_count.OVERLAY,
     idle_staging.OVERLAY,
+    swap_in.OVERLAY,
 )

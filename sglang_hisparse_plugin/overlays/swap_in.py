@@ -52,11 +52,12 @@ def judge(tree: SourceTree) -> Verdict:
     return Defective(f"swap-in runs on SGLang's {SWAP_IN}")
 
 
-def _imported(tree: SourceTree) -> set[str]:
-    """Names the coordinator's module imports from others, whatever the platform."""
+def _imported(tree: SourceTree) -> dict[str, str]:
+    """Module of SGLang from which the coordinator imports each of its functions."""
     module = tree.module(upstream.COORDINATOR)
-    froms = [node for node in ast.walk(module) if isinstance(node, ast.ImportFrom)] if module else []
-    return {alias.asname or alias.name for node in froms for alias in node.names}
+    froms = [node for node in ast.walk(module) if isinstance(node, ast.ImportFrom) and node.module] if module else []
+    found = {alias.name: str(node.module) for node in froms for alias in node.names if alias.asname is None}
+    return {name: home for name, home in found.items() if tree.function(home, name)}
 
 
 def _calls(tree: SourceTree, name: str) -> list[ast.Call]:
@@ -72,10 +73,9 @@ def _listed(call: ast.Call) -> str:
 
 
 def hooks(tree: SourceTree) -> tuple[Hook, ...]:
-    """Hooks for the functions that this coordinator imports by name."""
-    imported = _imported(tree)
+    """Hooks for the functions that this coordinator imports by name, where they are defined."""
     routes = {SWAP_IN: swap_in, COPY_PLANNED: copy_planned, **{name: _report(name) for name in NOT_COVERED}}
-    return tuple(Hook(f"{upstream.COORDINATOR}:{name}", route) for name, route in routes.items() if name in imported)
+    return tuple(Hook(f"{home}:{name}", routes[name]) for name, home in _imported(tree).items() if name in routes)
 
 
 def swap_in(original: Any, *, page_size: int = 1, block_size: int = 256, **call: Any) -> None:
@@ -145,6 +145,7 @@ OVERLAY = Overlay(
         "coordinator's call to our kernel, which writes the same tables in the same order (docs/swap_in.md)."
     ),
     loses="swap-in stays slow at small batch, and rows that are no multiple of 16 bytes arrive damaged",
+    no_diff="the kernel lives in this package (csrc/), not in SGLang's files",
     rows=("byte-tail", "misaligned", "invalid-entries", "lru-order", "small-block", "planned-grid"),
     origin="call for contribution in sgl-project/sglang#28874; row tails were noted in the review of #22131",
     remove_when="SGLang's kernel passes tests/kernels and bench shows no gain",

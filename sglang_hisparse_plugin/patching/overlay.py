@@ -49,3 +49,5 @@ class Overlay:
     """Overlays that must be in place (or already fixed upstream) for this one to be right."""
     group: str = ""
     """Overlays with the same group are applied together or not at all; empty: on its own."""
+    no_diff: str = ""
+    """Why there is no patch file of it; empty: there is one."""

@@ -16,12 +16,13 @@ from .source import SourceTree
 def mismatches(patches: tuple[Patch, ...], overlays: Iterable[Overlay], source: Path) -> list[str]:
     """Everything in which the series differs from the overlays on `source`; empty when they are equal.
 
-    Equal means: there is one patch for each overlay whose probe says defective, in the same order; each patch applies,
-    compiles, turns the verdict of its own probe from defective to fixed, and leaves the other verdicts as they were.
+    Equal means: there is one patch for each overlay whose probe says defective (but for those with `no_diff`), in the
+    same order; each patch applies, compiles, turns the verdict of its own probe from defective to fixed, and leaves the
+    other verdicts as they were.
     """
     overlays = tuple(overlays)
     verdicts = _probe(overlays, source)
-    wanted = [name for name, verdict in verdicts.items() if isinstance(verdict, Defective)]
+    wanted = [o.id for o in overlays if isinstance(verdicts[o.id], Defective) and not o.no_diff]
     names = [patch.id for patch in patches]
     found = []
     if names != wanted:

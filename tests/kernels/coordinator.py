@@ -6,6 +6,7 @@ Every kernel of SGLang that the coordinator imported is replaced by a trap first
 from __future__ import annotations
 
 import json
+import sys
 from types import SimpleNamespace
 
 import torch
@@ -18,7 +19,6 @@ from sglang_hisparse_plugin.patching import engine
 from sglang_hisparse_plugin.patching.hooker import WraptHooker
 
 TOP_K, HOT, REQUESTS, CONTEXT = 8, 16, 3, 60
-TRAPPED = (swap_in.SWAP_IN, swap_in.COPY_PLANNED, *swap_in.NOT_COVERED)
 
 
 def trap(name):
@@ -56,10 +56,12 @@ def coordinator(world: World):
 
 
 def main() -> None:
-    for name in TRAPPED:
-        if hasattr(module, name):
-            setattr(module, name, trap(name))
     tree, ledger = installation.find().tree, engine.Ledger()
+    for hook in swap_in.OVERLAY.hooks(tree):
+        home, name = hook.target.split(":")
+        trapped = trap(name)
+        setattr(sys.modules[home], name, trapped)
+        setattr(module, name, trapped)
     overlays = (swap_in.OVERLAY,)
     engine.apply(overlays, tree, engine.plan(overlays, tree), lambda _target: WraptHooker(), ledger)
     engine.verify(overlays, ledger)
