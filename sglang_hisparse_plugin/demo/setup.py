@@ -124,6 +124,8 @@ class Launcher:
             env = cpu.environment(self.target.root)
         else:
             env = dict(os.environ, SGLANG_DISABLE_VERSION_CHECK="1", SGLANG_JIT_DEEPGEMM_PRECOMPILE="0")
+            # Without HiSparse a short prompt would take a dense kernel, which the sparse walks are not compared with.
+            env |= {f"SGLANG_{name}_PREFILL_DENSE_ATTN_KV_LEN_THRESHOLD": "0" for name in ("NSA", "DSA")}
             paths = [str(cpu.ON_PATH), str(self.target.root), *filter(None, [env.get("PYTHONPATH")])]
             env["PYTHONPATH"] = os.pathsep.join(paths)
         return env | {"SGLANG_HISPARSE_DEMO_PROBE": "1", "HF_HUB_OFFLINE": "1"}
