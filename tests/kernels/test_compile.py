@@ -16,6 +16,14 @@ NVCC = build.find_nvcc()
 needs_nvcc = pytest.mark.skipif(NVCC is None, reason="needs nvcc, the CUDA compiler")
 DEPLOYED = (2048, 4096)
 
+
+def cuda_home() -> Path:
+    """The folder of the toolkit: what nvcc says it is, for the one on PATH may be a wrapper."""
+    said = subprocess.run([NVCC, "--dryrun", "-c", "none.cu"], capture_output=True, text=True, check=False).stderr
+    top = next(line.partition("TOP=")[2] for line in said.splitlines() if "TOP=" in line)
+    return Path(top.strip()).resolve()
+
+
 LOAD = """
 import sys, sglang_hisparse_plugin.kernels.build as build
 jit = build.loader()
@@ -60,12 +68,12 @@ def test_compiles_for(arch: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("release", ["0.5.10.post1", "0.5.23"])
 def test_builds_through_sglangs_loader(release: str, tmp_path: Path) -> None:
     """The oldest and the newest loader compile, link and open the modules; for sm_80, which has one shape."""
-    env = cpu.environment(releases.fetch(release)) | {
-        "XDG_CACHE_HOME": str(tmp_path),
-        "TVM_FFI_CACHE_DIR": str(tmp_path),
-    }
-    env["SGLANG_JIT_CACHE_DIR"] = str(tmp_path)
-    env["CUDA_HOME"] = str(Path(NVCC or "").parents[1])
+    env = cpu.environment(releases.fetch(release))
+    env |= dict.fromkeys(("XDG_CACHE_HOME", "TVM_FFI_CACHE_DIR", "SGLANG_JIT_CACHE_DIR"), str(tmp_path))
+    home = cuda_home()
+    env["CUDA_HOME"] = str(home)
+    for name in ("LIBRARY_PATH", "LD_LIBRARY_PATH"):  # the loaders look in lib64 alone
+        env[name] = os.pathsep.join([str(home / "lib64"), str(home / "lib"), env.get(name, "")])
     env["PYTHONPATH"] = os.pathsep.join([env["PYTHONPATH"], str(Path(__file__).parents[2])])
     done = subprocess.run([sys.executable, "-c", LOAD], env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
