@@ -53,10 +53,6 @@ __device__ __forceinline__ uint8_t load_row(const uint8_t* p) {
   return static_cast<uint8_t>(v);
 }
 
-__device__ __forceinline__ void prefetch_l2(const void* p) {
-  asm volatile("prefetch.global.L2 [%0];" ::"l"(p));
-}
-
 // ---- asynchronous global -> shared copies (sm_80) ---------------------------------------------------------------
 // Both addresses on 16 bytes.
 __device__ __forceinline__ void copy_async_16(void* shared, const void* global) {

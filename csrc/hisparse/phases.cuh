@@ -66,11 +66,12 @@ __device__ __forceinline__ int32_t& bucket(SharedMemory<Config>& s, int32_t toke
   return s.buckets[(static_cast<uint32_t>(token) * 2654435761u) >> (32 - Config::kBucketBits)];
 }
 
-// Follows kChains chains at once, for a hop waits for the one before. Puts the lowest index of tokens[k] along the chain
-// that begins with entry at[k] into found[k]; -1 if there is none.
+// Follows kChains chains at once, for a hop waits for the one before. found[k]: the lowest index of tokens[k] along the
+// chain that begins with entry at[k], -1 if it is not there.
 template <typename Config, int kChains>
 __device__ __forceinline__ void follow(
-    const SharedMemory<Config>& s, const int32_t (&tokens)[kChains], int32_t (&at)[kChains], int32_t (&found)[kChains]) {
+    const SharedMemory<Config>& s, const int32_t (&tokens)[kChains], int32_t (&at)[kChains],
+    int32_t (&found)[kChains]) {
   uint32_t lowest[kChains];
 #pragma unroll
   for (int k = 0; k < kChains; ++k) lowest[k] = ~0u;
@@ -123,7 +124,8 @@ __device__ __forceinline__ void clear(SharedMemory<Config>& s, int rank) {
     s.repeated_by[rank] = s.no_slot = 0;
     s.hits[Config::kHotWords - 1] = 0;  // bits past the last slot stay 0
     if constexpr (Config::kCluster > 1) {
-      const int words = Config::kHotWords - own_hot_words<Config>(rank) + (Config::kCluster - 1) * (Config::kTopKWords + 1);
+      constexpr int kPeers = Config::kCluster - 1;
+      const int words = Config::kHotWords - own_hot_words<Config>(rank) + kPeers * (Config::kTopKWords + 1);
       ptx::mailbox_init(&s.mailbox, words * 4);
     }
   }
@@ -162,7 +164,7 @@ struct Selection {
   }
 
   __device__ __forceinline__ void insert(SharedMemory<Config>& s, const Request& r, int rank, int first) {
-    // Tokens from here on lie in the extra page or nowhere.
+    // Tokens from here on lie in the slot of the newest, in the extra page, or nowhere.
     const uint32_t looked_up = static_cast<uint32_t>(min(r.tail_start, r.seq_len - 1));
     int32_t earlier[kAtOnce];  // entry that was first in the bucket before this one
 #pragma unroll
@@ -245,7 +247,8 @@ struct Residents {
 // of its own: so the later entry has to look for the earlier one from the top. A block alone need not.
 template <typename Config>
 __device__ __forceinline__ void look_for_repeats(SharedMemory<Config>& s, int rank) {
-  for (int w = threadIdx.x / 32 * Config::kCluster + rank; w < Config::kTopKWords; w += Config::kWarps * Config::kCluster) {
+  constexpr int kStep = Config::kWarps * Config::kCluster;
+  for (int w = threadIdx.x / 32 * Config::kCluster + rank; w < Config::kTopKWords; w += kStep) {
     const int i = w * 32 + threadIdx.x % 32;
     const Node node = s.nodes[i];
     if (node.token < 0) continue;
@@ -269,7 +272,8 @@ __device__ __forceinline__ void load_lru(SharedMemory<Config>& s, const int16_t*
 template <typename Config>
 __device__ __forceinline__ void tell_cluster(SharedMemory<Config>& s, int rank) {
   constexpr int kWarpsPerPeer = Config::kWarps / Config::kCluster;
-  const int peer = threadIdx.x / 32 % Config::kCluster, lane = threadIdx.x / 32 / Config::kCluster * 32 + threadIdx.x % 32;
+  const int warp = threadIdx.x / 32, peer = warp % Config::kCluster;
+  const int lane = warp / Config::kCluster * 32 + threadIdx.x % 32;  // among the warps that write to this peer
   if (peer == rank || lane >= kWarpsPerPeer * 32) return;
   const auto send = [&](uint32_t* words, int count) {
     for (int i = lane; i < count; i += kWarpsPerPeer * 32) ptx::mail(words + i, words[i], &s.mailbox, peer);
