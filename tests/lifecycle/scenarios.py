@@ -27,8 +27,8 @@ def scenario(story: Callable[[World], None]) -> Callable[[World], None]:
 @scenario
 def plain(w: World) -> None:
     """Short and long prompts, one that outgrows its hot buffer, one that needs chunks, all to their ends."""
-    w.submit("grows", prompt=100, output=60)
-    w.submit("long", prompt=600, output=70)
+    w.submit("grows", prompt=110, output=24)
+    w.submit("long", prompt=600, output=24)
     w.submit("short", prompt=3, output=5)
     w.run_until(lambda: all(w.ends(rid) for rid in w.requests))
     finish(w)
@@ -38,7 +38,7 @@ def plain(w: World) -> None:
 def more_than_slots(w: World) -> None:
     """More requests at once than there are slots."""
     for i in range(9):
-        w.submit(f"r{i}", prompt=60, output=20)
+        w.submit(f"r{i}", prompt=60, output=8)
     for _ in range(4):
         w.run(1)
         w.hold_staging()
@@ -50,8 +50,8 @@ def more_than_slots(w: World) -> None:
 @scenario
 def corrupted_row(w: World) -> None:
     """The control: one host row is changed on purpose, and that must be found."""
-    w.submit("grows", prompt=100, output=60)
-    w.submit("long", prompt=600, output=70)
+    w.submit("grows", prompt=110, output=24)
+    w.submit("long", prompt=600, output=40)
     w.run_until(lambda: decoded(w, 3, "grows", "long"))
     w.corrupt_host_row("long", token=300)
     w.run_until(lambda: all(w.ends(rid) for rid in w.requests))
@@ -64,8 +64,8 @@ def corrupted_row(w: World) -> None:
 @scenario
 def retract_decode(w: World) -> None:
     """Memory runs out in decode: one of two is retracted, the other goes on, and in the end both have answered."""
-    w.submit("stays", prompt=100, output=60)
-    w.submit("victim", prompt=120, output=40)
+    w.submit("stays", prompt=110, output=24)
+    w.submit("victim", prompt=120, output=20)
     w.run_until(lambda: decoded(w, 3, "stays", "victim"))
     w.pools.hold_memory("logical", keep=0)
     w.run_until(lambda: w.waiting("victim"), limit=20)
@@ -80,7 +80,7 @@ def retract_decode(w: World) -> None:
 @scenario
 def last_request(w: World) -> None:
     """Memory runs out for the only request: it is aborted, once, and the scheduler goes on with the next."""
-    w.submit("last", prompt=120, output=60)
+    w.submit("last", prompt=120, output=24)
     w.run_until(lambda: decoded(w, 3, "last"))
     w.pools.hold_memory("logical", keep=0)
     w.run_until(lambda: w.ends("last"), limit=20)
@@ -89,7 +89,7 @@ def last_request(w: World) -> None:
     w.expect(not w.waiting("last") and not w.decoding("last"), "the aborted request is still there")
     w.pools.release_memory()
     w.expect_at_rest()
-    w.submit("next", prompt=100, output=10)
+    w.submit("next", prompt=100, output=5)
     w.run_until(lambda: w.ends("next"))
     finish(w, "next")
 
@@ -99,9 +99,9 @@ def preempt(w: World) -> None:
     """A request of higher priority takes the place of one that decodes."""
     w.prefer_priority()
     for i in range(4):
-        w.submit(f"low{i}", prompt=100, output=30, priority=1)
+        w.submit(f"low{i}", prompt=100, output=12, priority=1)
     w.run_until(lambda: decoded(w, 3, *w.requests))
-    w.submit("high", prompt=150, output=20, priority=99)
+    w.submit("high", prompt=150, output=8, priority=99)
     w.run(1)
     w.expect(sum(w.waiting(f"low{i}") for i in range(4)) == 1, "not exactly one of the others was preempted, once")
     w.expect(not w.waiting("high"), "the request of higher priority waits")
@@ -113,14 +113,14 @@ def preempt(w: World) -> None:
 def readmit(w: World) -> None:
     """Retracted and admitted again into the very same slot, then on past the hot buffer."""
     w.pools.hold_slots(keep=1)
-    w.submit("again", prompt=100, output=60)
+    w.submit("again", prompt=110, output=30)
     w.run_until(lambda: decoded(w, 10, "again"))
     w.pause()
     w.expect(w.waiting("again") == 1, "the request is not queued once")
     w.backups.clear()
     w.resume()
     w.run_until(lambda: w.ends("again"))
-    needed = 100 + 60 - 2  # the last token is never written, the one before it never needed again
+    needed = 110 + 30 - 2  # the last token is never written, the one before it never needed again
     possible = needed + w.scheduler.enable_overlap  # one step more may be under way when the end is noticed
     w.expect(set(w.backups.values()) == {1}, "a row was backed up twice")
     w.expect(needed <= len(w.backups) <= possible, f"{len(w.backups)} rows were backed up, not {needed}")
@@ -134,8 +134,8 @@ def readmit(w: World) -> None:
 @scenario
 def pause_decoding(w: World) -> None:
     """Two that decode."""
-    w.submit("a", prompt=100, output=60)
-    w.submit("b", prompt=300, output=30)
+    w.submit("a", prompt=110, output=24)
+    w.submit("b", prompt=300, output=12)
     w.run_until(lambda: decoded(w, 5, "a", "b"))
     pause_and_resume(w, "a", "b")
 
@@ -143,7 +143,7 @@ def pause_decoding(w: World) -> None:
 @scenario
 def pause_prefilled(w: World) -> None:
     """One whose prefill was the last batch: it is staging, or with overlap will be when its result is processed."""
-    w.submit("a", prompt=100, output=60)
+    w.submit("a", prompt=110, output=24)
     w.run(1)
     w.hold_staging()
     pause_and_resume(w, "a")
@@ -152,9 +152,9 @@ def pause_prefilled(w: World) -> None:
 @scenario
 def pause_staged(w: World) -> None:
     """One that is staging and in no batch, beside one that decodes."""
-    w.submit("decodes", prompt=100, output=60)
+    w.submit("decodes", prompt=110, output=24)
     w.run_until(lambda: decoded(w, 3, "decodes"))
-    w.submit("staged", prompt=200, output=30)
+    w.submit("staged", prompt=200, output=12)
     w.run_until(lambda: w.staging("staged"))
     w.hold_staging()
     w.run(2)
@@ -165,9 +165,9 @@ def pause_staged(w: World) -> None:
 @scenario
 def pause_chunked(w: World) -> None:
     """One between two chunks of its prefill, beside one that decodes."""
-    w.submit("decodes", prompt=100, output=60)
+    w.submit("decodes", prompt=110, output=24)
     w.run_until(lambda: decoded(w, 3, "decodes"))
-    w.submit("chunked", prompt=600, output=20)
+    w.submit("chunked", prompt=600, output=8)
     w.run_until(lambda: w.scheduler.chunked_req is not None)
     pause_and_resume(w, "decodes", "chunked")
 
@@ -187,12 +187,12 @@ def one_token_each(w: World) -> None:
 @scenario
 def refused_while_staging(w: World) -> None:
     """A prompt that did not fit beside a long one in staging fits when that has only its hot buffer left."""
-    w.submit("decodes", prompt=100, output=60)
+    w.submit("decodes", prompt=110, output=24)
     w.run_until(lambda: decoded(w, 3, "decodes"))
-    w.submit("long", prompt=640, output=60)
+    w.submit("long", prompt=640, output=24)
     w.run_until(lambda: w.staging("long"))
     w.hold_staging()
-    w.submit("refused", prompt=300, output=10)
+    w.submit("refused", prompt=300, output=8)
     w.run(3)
     w.expect(w.waiting("refused") == 1, "the prompt was to be refused")
     w.release_staging()
@@ -206,7 +206,7 @@ def refused_while_staging(w: World) -> None:
 @scenario
 def flush_while_staging(w: World) -> None:
     """Flushing the cache while a request is staging, and nothing else is going on, is refused and harms nobody."""
-    w.submit("staged", prompt=100, output=40)
+    w.submit("staged", prompt=110, output=24)
     w.run_until(lambda: w.staging("staged"))
     w.hold_staging()
     w.run(3)
@@ -228,7 +228,7 @@ def finished_release(w: World) -> None:
     w.pools.hold_slots(keep=1)
     done = w.submit("done", prompt=100, output=5)
     w.run_until(lambda: w.ends("done"))
-    w.submit("next", prompt=100, output=60)
+    w.submit("next", prompt=110, output=24)
     w.run_until(lambda: decoded(w, 3, "next"))
     batch = ScheduleBatch(reqs=[done])
     for name in ("req_to_token_pool", "token_to_kv_pool_allocator", "tree_cache", "hisparse_coordinator"):
