@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from .. import installation
 from ..overlays import OVERLAYS
 from ..patching import engine
-from ..patching.outcome import Applied
+from ..patching.outcome import Applied, Refused, Skipped
 from . import model, probe
 from .server import Server, ServerFailed
 from .setup import Launcher, Scale
@@ -89,6 +89,7 @@ CONTROLS = (
     Control("slot-count", "control: with the plugin off, more requests than slots kill", retract=False, crowded=True),
 )
 IDLE_PATIENCE = 20  #: seconds in which finished requests must have given everything back
+END_PATIENCE = 30  #: seconds in which a server whose scheduler has died must have ended
 SWAP_IN = "swap-in"  #: the overlay that replaces the swap-in kernel
 
 
@@ -137,56 +138,88 @@ def _with_plugin(launcher: Launcher, report: Report) -> None:
             launcher.progress(f"plugin-on: a wrong host row in layer {layer}")
             _one_wrong_row(scale, report, server, layer)
         _pools_balance(report, server)
-        if scale.device == "cuda" and _defective(launcher, SWAP_IN):
-            fallen_back = re.findall(r"HiSparse overlay swap-in: (.*own kernel serves.*)", server.log_text())
-            report.add(
-                "the plugin's swap-in kernel did the work", not fallen_back, "; ".join(fallen_back) or "throughout"
-            )
+        _swap_in_served(launcher, report, server)
+
+
+def _swap_in_served(launcher: Launcher, report: Report, server: Server) -> None:
+    name = "the plugin's swap-in kernel did the work"
+    if launcher.scale.device == "cpu":
+        report.add(name, None, "on a CPU a stand-in did")
+    elif _called_for(launcher, report, SWAP_IN, name):
+        fallen_back = re.findall(r"HiSparse overlay swap-in: (.*own kernel serves.*)", server.log_text())
+        report.add(name, not fallen_back, "; ".join(fallen_back) or "throughout")
 
 
 def _with_upstream_swap_in(launcher: Launcher, report: Report) -> None:
-    if launcher.scale.device == "cpu" or not _defective(launcher, SWAP_IN):
-        return  # on a CPU the same stand-in serves both
+    name = "walks are exact with SGLang's own swap-in kernel, too"
+    if launcher.scale.device == "cpu":
+        report.add(name, None, "on a CPU the same stand-in serves as both kernels")
+        return
+    if not _called_for(launcher, report, SWAP_IN, name):
+        return
     with launcher.server("upstream-swap-in", skip=SWAP_IN) as server:
         launcher.progress("upstream-swap-in: long walks")
         walks = [_ask(server, *each) for each in _long(launcher.scale)]
-        _all_exact(report, "walks are exact with SGLang's own swap-in kernel, too", walks)
+        _all_exact(report, name, walks)
 
 
 def _without_plugin(launcher: Launcher, report: Report, control: Control) -> None:
     scale = launcher.scale
-    if not _defective(launcher, control.overlay):
-        report.add(control.name, None, "this SGLang has the fix")
+    if not _called_for(launcher, report, control.overlay, control.name):
         return
     name = f"plugin-off-{control.overlay}"
     with launcher.server(name, plugin="off", retract=control.retract) as server:
         launcher.progress(f"{name}: waiting for the defect")
         walks = _together(server, _crowd(scale, scale.crowd_size if control.crowded else scale.slots))
-        log = server.log_text()
-        if "HiSparse plugin" in log:
+        if "HiSparse plugin" in server.log_text():
             report.add(control.name, False, "the plugin is active although it is off")
-            return
-        broken = [walk for walk in walks if not walk.exact]
-        errors = re.findall(r"^(\w+(?:Error|Exception): .*)$", log, re.M)
-        how = f"server died: {errors[-1]}" if errors else f"{len(broken)} of {len(walks)} walks wrong"
-        report.add(control.name, bool(broken), how)
+        else:
+            report.add(control.name, *_damage(server, walks))
+
+
+def _damage(server: Server, walks: list[Walk]) -> tuple[bool, str]:
+    """Whether the server shows a defect, and how: it ended with an exception, or answered with wrong tokens.
+
+    A request that got no answer proves nothing as long as the server lives: it may only be slow.
+    """
+    unanswered = [walk for walk in walks if walk.got is None]
+    ended = bool(unanswered) and server.ended(END_PATIENCE)
+    if ended and (last := server.last_exception()):
+        return True, f"the server ended: {last}"
+    if wrong := [walk for walk in walks if walk.got is not None and not walk.exact]:
+        return True, f"{len(wrong)} of {len(walks)} walks wrong, the first of them {wrong[0]}"
+    if unanswered:
+        state = "ended, and its log does not say why" if ended else "lives"
+        return False, f"the server {state}; {len(unanswered)} of {len(walks)} requests: {unanswered[0]}"
+    return False, f"nothing went wrong: {len(walks)} of {len(walks)} walks exact"
 
 
 def _plugin_active(launcher: Launcher, report: Report, server: Server) -> None:
-    """The server's own log says the overlays that the source calls for are in place."""
-    wanted = {id for id, outcome in _plan(launcher).items() if isinstance(outcome, Applied)}
-    log = server.log_text()
-    applied = set(re.findall(r"HiSparse overlay (\S+): applied", log))
-    refused = re.findall(r"HiSparse overlay (\S+): refused", log)
+    """The server's own log says that what the source calls for is in place, and names every other overlay as skipped.
+
+    Where the source calls for nothing, every overlay must have been skipped, and the detail says so.
+    """
+    plan, log = _plan(launcher), server.log_text()
+    wanted = {id for id, outcome in plan.items() if isinstance(outcome, Applied)}
+    found = {
+        label: set(re.findall(rf"HiSparse overlay (\S+): {label}", log)) for label in ("applied", "skipped", "refused")
+    }
+    refused = found["refused"] | {id for id, outcome in plan.items() if isinstance(outcome, Refused)}
+    wrong = {
+        "refused": refused,
+        "missing": wanted - found["applied"] - refused,
+        "applied although the source does not call for it": found["applied"] - wanted,
+        "not in the log": set(plan).difference(*found.values()) - wanted - refused,
+    }
+    problems = [f"{what}: {', '.join(sorted(ids))}" for what, ids in wrong.items() if ids]
+    if not plan:
+        problems.append("the plugin has no overlays")
     if "HiSparse plugin" not in log:
-        detail = "its start log has no line of the plugin; install the plugin in this environment"
-    else:
-        detail = f"{len(applied)} overlays applied" + (f", refused: {', '.join(refused)}" if refused else "")
-        if missing := wanted - applied:
-            detail += f", missing: {', '.join(sorted(missing))}"
-    report.add(
-        "the plugin is active in the server", applied == wanted and not refused and "HiSparse plugin" in log, detail
-    )
+        problems = ["its start log has no line of the plugin; install the plugin in this environment"]
+    good = f"{len(wanted)} overlays applied, {len(plan) - len(wanted)} skipped"
+    if not wanted:
+        good = f"nothing to repair: this SGLang needs none of the {len(plan)} overlays, and all are skipped"
+    report.add("the plugin is active in the server", not problems, "; ".join(problems) or good)
 
 
 def _one_wrong_row(scale: Scale, report: Report, server: Server, layer: int) -> None:
@@ -222,8 +255,18 @@ def _plan(launcher: Launcher) -> engine.Plan:
     return engine.plan(OVERLAYS, installation.find(launcher.target.root).tree, frozenset())
 
 
-def _defective(launcher: Launcher, overlay: str) -> bool:
-    return isinstance(_plan(launcher).get(overlay), Applied)
+def _called_for(launcher: Launcher, report: Report, overlay: str, name: str) -> bool:
+    """Whether the source has the defect that `overlay` repairs; if not, the report says what is so instead."""
+    outcome = _plan(launcher).get(overlay)
+    if isinstance(outcome, Applied):
+        return True
+    if isinstance(outcome, Skipped):
+        report.add(name, None, outcome.reason)
+    elif isinstance(outcome, Refused):
+        report.add(name, False, f"cannot be made, {overlay} is refused: {outcome.evidence}. {outcome.reason}")
+    else:
+        report.add(name, False, f"cannot be made: the plugin has no overlay {overlay}")
+    return False
 
 
 def _long(scale: Scale) -> list[tuple[list[int], int]]:
@@ -251,7 +294,11 @@ def _ask(server: Server, tokens: list[int], steps: int, rid: str | None = None) 
 
 def _together(server: Server, prompts: list[tuple[list[int], int]]) -> list[Walk]:
     with ThreadPoolExecutor(len(prompts)) as pool:
-        return list(pool.map(lambda prompt: _ask(server, *prompt), prompts))
+        try:
+            return list(pool.map(lambda prompt: _ask(server, *prompt), prompts))
+        except BaseException:  # interrupted: without the server no thread waits for its answer
+            server.stop()
+            raise
 
 
 def _all_exact(report: Report, name: str, walks: list[Walk]) -> None:

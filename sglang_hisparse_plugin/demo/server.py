@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import http.client
 import json
 import os
 import random
+import re
 import signal
 import socket
 import subprocess
@@ -19,6 +21,7 @@ from types import TracebackType
 from typing import Any
 
 Progress = Callable[[str], None]
+_EXCEPTION = re.compile(r"^(?:\w+\.)*\w*(?:Error|Exception|Exit|Interrupt)(?::.*)?$", re.M)
 _running: set[Server] = set()
 _stopping = threading.Event()
 
@@ -42,7 +45,7 @@ class Server:
         env: all environment variables.
         log: file for stdout and stderr.
         patience: seconds until the server must be ready, and until it must answer.
-        progress: called with a line of text while it starts.
+        progress: called with a word while it starts, again and again.
     """
 
     def __init__(self, command: list[str], env: dict[str, str], log: Path, patience: float, progress: Progress) -> None:
@@ -79,6 +82,19 @@ class Server:
     def alive(self) -> bool:
         """Whether the server's first process still runs; it goes when its scheduler dies."""
         return self._process is not None and self._process.poll() is None
+
+    def ended(self, within: float = 0) -> bool:
+        """Whether the server's first process ended by itself, now or `within` seconds."""
+        if self._process is None:
+            return False
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(within)
+        return not self.alive
+
+    def last_exception(self) -> str | None:
+        """The last line of the log that ends a traceback: the exception's name and the first line of its message."""
+        found = _EXCEPTION.findall(self.log_text())
+        return found[-1].rstrip(" ,:") if found else None
 
     def generate(self, tokens: list[int], steps: int, rid: str | None = None) -> list[int]:
         """The `steps` tokens that greedy decoding appends.
@@ -119,19 +135,22 @@ class Server:
         request = urllib.request.Request(
             f"http://127.0.0.1:{self.port}{path}", data=body, headers={"Content-Type": "application/json"}
         )
-        with urllib.request.urlopen(request, timeout=timeout) as answer:
-            return json.load(answer)
+        try:
+            with urllib.request.urlopen(request, timeout=timeout) as answer:
+                return json.load(answer)
+        except (http.client.HTTPException, ValueError) as error:  # a server that dies in the middle of its answer
+            raise ConnectionError(f"half an answer: {type(error).__name__}: {error}") from error
 
     def _wait_until_ready(self) -> None:
         start = time.monotonic()
-        while (waited := time.monotonic() - start) < self.patience:
+        while time.monotonic() - start < self.patience:
             if not self.alive:
                 raise ServerFailed(f"the server ended while starting\n{self._log_end()}")
             try:
                 with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/health", timeout=5):
                     return
             except (urllib.error.URLError, OSError):
-                self.progress(f"starting, {waited:.0f} s")
+                self.progress("starting")
                 time.sleep(0.5)
         raise ServerFailed(f"the server was not ready after {self.patience:.0f} s\n{self._log_end()}")
 

@@ -10,14 +10,19 @@ from typing import Any, ClassVar
 import pytest
 
 from sglang_hisparse_plugin.demo import checks, model, probe, setup
-from sglang_hisparse_plugin.demo.server import ServerFailed
-from sglang_hisparse_plugin.patching.outcome import Applied, Skipped
+from sglang_hisparse_plugin.demo.server import Server, ServerFailed
+from sglang_hisparse_plugin.patching.outcome import Applied, Outcome, Refused, Skipped
 
 SCALE = dataclasses.replace(
     setup.CPU, long=(300, 200), crowd=(100, 200), crowd_size=6, steps=70, crowd_steps=20, hot_buffer=64
 )
 PLAN = {"retract-order": Applied("a"), "slot-count": Skipped("b"), "swap-in": Skipped("c")}
-LOG = "HiSparse plugin 1\nHiSparse overlay retract-order: applied: a\nTesting retraction. #retracted_reqs: 1, #new\n"
+LOG = """HiSparse plugin 1
+HiSparse overlay retract-order: applied: a
+HiSparse overlay slot-count: skipped: b
+HiSparse overlay swap-in: skipped: c
+Testing retraction. #retracted_reqs: 1, #new
+"""
 POOLS = {"host slots": 8, "device slots": 4}
 
 
@@ -48,6 +53,14 @@ class FakeServer:
 
     def log_text(self) -> str:
         return self.log
+
+    def ended(self, within: float) -> bool:
+        return self.dies
+
+    last_exception = Server.last_exception
+
+    def stop(self) -> None:
+        self.stopped = True
 
 
 class FakeLauncher:
@@ -85,7 +98,8 @@ def failed(report: checks.Report) -> list[str]:
 def test_a_good_server_passes_and_what_does_not_apply_is_said(run: Callable[..., checks.Report]) -> None:
     report = run()
     assert report.passed
-    assert [check.detail for check in report.checks if check.passed is None] == ["this SGLang has the fix"]
+    not_made = [check.detail for check in report.checks if check.passed is None]
+    assert not_made == ["on a CPU a stand-in did", "on a CPU the same stand-in serves as both kernels", "b"]
     assert report.figures["retractions"] == 1
 
 
@@ -154,6 +168,8 @@ def test_no_row_came_from_the_host(run: Callable[..., checks.Report]) -> None:
     [
         ("ready\n#retracted_reqs: 1", "install the plugin"),
         (LOG.replace("overlay retract-order", "overlay other"), "missing: retract-order"),
+        (LOG.replace("slot-count: skipped", "slot-count: applied"), "does not call for it: slot-count"),
+        (LOG.replace("HiSparse overlay slot-count: skipped: b\n", ""), "not in the log: slot-count"),
         (LOG + "HiSparse overlay other: refused: x", "refused: other"),
     ],
 )
@@ -172,6 +188,99 @@ def test_a_control_that_does_not_fail(run: Callable[..., checks.Report]) -> None
         log = "ready"
 
     assert failed(run(off=Healthy)) == [checks.CONTROLS[0].name]
+
+
+def active(report: checks.Report) -> checks.Check:
+    return next(check for check in report.checks if check.name == "the plugin is active in the server")
+
+
+def test_a_plan_that_wants_nothing_because_it_is_refused_or_empty(
+    run: Callable[..., checks.Report], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Nothing(FakeServer):
+        log = "HiSparse plugin 1\n#retracted_reqs: 1"
+
+    plans: list[tuple[dict[str, Outcome], str]] = [
+        ({}, "has no overlays"),
+        ({"slot-count": Refused("r", "e")}, "refused: slot-count"),
+        ({"slot-count": Skipped("b")}, "not in the log: slot-count"),
+    ]
+    for plan, said in plans:
+        monkeypatch.setattr(checks, "_plan", lambda launcher, plan=plan: plan)
+        check = active(run(Nothing))
+        assert check.passed is False
+        assert said in check.detail
+
+
+def test_a_plan_that_wants_nothing_because_everything_is_fixed(
+    run: Callable[..., checks.Report], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Fixed(FakeServer):
+        log = LOG.replace("applied: a", "skipped: a")
+
+    monkeypatch.setattr(checks, "_plan", lambda launcher: dict.fromkeys(PLAN, Skipped("fixed upstream")))
+    report = run(Fixed)
+    assert report.passed
+    assert active(report).detail.startswith("nothing to repair")
+
+
+def test_a_control_says_why_it_is_not_made(run: Callable[..., checks.Report], monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = {"retract-order": Refused("Without it x is lost", "expected y; found z"), "swap-in": Skipped("c")}
+    monkeypatch.setattr(checks, "_plan", lambda launcher: plan)
+    refused, unknown = run().checks[-2:]
+    assert (refused.passed, unknown.passed) == (False, False)
+    assert "retract-order is refused: expected y; found z. Without it x is lost" in refused.detail
+    assert "no overlay slot-count" in unknown.detail
+
+
+def test_a_request_without_an_answer_is_no_defect_while_the_server_lives(run: Callable[..., checks.Report]) -> None:
+    class Slow(Dead):
+        def ended(self, within: float) -> bool:
+            return False
+
+    report = run(off=Slow)
+    assert failed(report) == [checks.CONTROLS[0].name]
+    assert "the server lives; 4 of 4 requests: no answer (gone)" in str(report.checks)
+
+
+def test_an_end_that_no_exception_explains_is_no_defect(run: Callable[..., checks.Report]) -> None:
+    class Killed(Dead):
+        log = "ready"
+
+    assert failed(run(off=Killed)) == [checks.CONTROLS[0].name]
+
+
+def test_wrong_tokens_are_a_defect_and_an_old_error_in_the_log_is_no_death(run: Callable[..., checks.Report]) -> None:
+    class Wrong(FakeServer):
+        log = "ImportError: an optional module\n"
+
+        def generate(self, tokens: list[int], steps: int, rid: str | None = None) -> list[int]:
+            return self.break_walk(model.walk(tokens, steps), 5)
+
+    control = run(off=Wrong).checks[-2]
+    assert (control.passed, control.detail) == (True, "4 of 4 walks wrong, the first of them wrong from step 5")
+
+
+def test_the_exception_that_ended_the_server_is_quoted_to_its_end(run: Callable[..., checks.Report]) -> None:
+    class Verbose(Dead):
+        log = "ImportError: early\nTraceback\ntorch.OutOfMemoryError: no slots, num_reqs=2, \n\n[12:00] SIGQUIT\n"
+
+    control = run(off=Verbose).checks[-2]
+    assert (control.passed, control.detail) == (
+        True,
+        "the server ended: torch.OutOfMemoryError: no slots, num_reqs=2",
+    )
+
+
+def test_an_interruption_does_not_wait_for_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    server = FakeServer()
+    monkeypatch.setattr(checks, "_ask", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        checks._together(server, [([], 0)])  # type: ignore[arg-type]
+    assert server.stopped
 
 
 def test_a_control_with_the_plugin_still_on(run: Callable[..., checks.Report]) -> None:

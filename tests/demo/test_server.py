@@ -33,6 +33,16 @@ port = int(next(a for a in sys.argv if a.startswith("--port=")).split("=")[1])
 http.server.HTTPServer(("127.0.0.1", port), Handler).serve_forever()
 """
 DIES = "print('the reason', flush=True); raise SystemExit(3)"
+# Answers half of what it announces, then ends with an error, as a server whose scheduler died.
+BREAKS = SERVES.replace(
+    "        steps =",
+    """
+        self.send_response(200); self.send_header("Content-Length", "100"); self.end_headers()
+        self.wfile.write(b"{"); self.wfile.flush()
+        print("Traceback\\nRuntimeError: no slots, \\n", flush=True)
+        import os; child.kill(); os._exit(1)
+        steps =""",
+)
 HANGS = "import time; print('loading', flush=True); time.sleep(600)"
 
 
@@ -73,6 +83,15 @@ def test_it_is_stopped_when_the_body_fails(tmp_path: Path) -> None:
         child = child_of(running)
         raise KeyError
     assert gone(child)
+
+
+def test_a_server_that_ends_in_the_middle_of_an_answer(tmp_path: Path) -> None:
+    with server(BREAKS, tmp_path / "log") as running:
+        assert not running.ended()
+        with pytest.raises(OSError, match="half an answer"):
+            running.generate([1], 1)
+        assert running.ended(within=30)
+        assert running.last_exception() == "RuntimeError: no slots"
 
 
 def test_a_server_that_dies_while_starting_is_quoted(tmp_path: Path) -> None:
