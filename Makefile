@@ -14,7 +14,7 @@ demo: $(READY)
 	$(BIN)/sglang-hisparse demo
 
 test: lint
-	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not gpu" --durations=15 $(ARGS)
+	$(BIN)/python -m pytest -n 2 --dist loadgroup -m "not gpu" --durations=15 $(ARGS)
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -1,32 +1,22 @@
-"""Activation on SGLang releases without a plugin loader, started by ``sglang_hisparse_plugin.pth`` in every process.
+"""Activation on SGLang releases without a plugin loader.
 
-Until something imports SGLang this is one entry in ``sys.meta_path``: no import beyond `sys`.
+``sglang_hisparse_plugin.pth`` puts a watcher in ``sys.meta_path`` of every Python process with one expression and no
+import; in a virtual environment twice, for `site` reads the file twice. At the first import of ``sglang`` it calls
+`activate`.
 """
 
+import os
 import sys
 
 
-class _Watcher:
-    """Sees the first import of ``sglang``, steps aside and opens the plugin's door."""
-
-    def find_spec(self, name, path=None, target=None):  # type: ignore[no-untyped-def]
-        if name == "sglang":
-            sys.meta_path.remove(self)
-            _activate()
-
-
-def _activate() -> None:
+def activate() -> None:
+    """Open the plugin's door, or say why not; SGLang goes on without it, unless the user asked for strict."""
+    sys.meta_path[:] = [finder for finder in sys.meta_path if getattr(finder, "watches", "") != "sglang"]
     try:
-        from .plugin import activate
+        from .plugin import activate as open_door
 
-        activate()
+        open_door()
     except Exception as error:
-        import os
-
         print(f"HiSparse plugin: not active: {type(error).__name__}: {error}", file=sys.stderr)
         if os.environ.get("SGLANG_HISPARSE_PLUGIN") == "strict":
             raise SystemExit(1) from error
-
-
-if not any(isinstance(finder, _Watcher) for finder in sys.meta_path):
-    sys.meta_path.insert(0, _Watcher())

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from .patching.source import SourceTree
 
-LOADER = "sglang.srt.plugins"
+LOADER = "sglang/srt/plugins"
 
 
 class NotInstalled(Exception):
@@ -37,7 +37,7 @@ class Installation:
     @property
     def has_loader(self) -> bool:
         """Whether this SGLang loads plugins itself (0.5.11 and later)."""
-        return self.tree.function(LOADER, "load_plugins") is not None
+        return (self.root / LOADER / "__init__.py").is_file()
 
 
 def find(path: Path | None = None) -> Installation:
@@ -51,6 +51,8 @@ def find(path: Path | None = None) -> Installation:
             raise NotInstalled(f"{path} has no folder sglang/srt; give the folder that holds the package sglang")
         return Installation(path.resolve())
     spec = importlib.util.find_spec("sglang")
-    if spec is None or not spec.submodule_search_locations:
+    folders = [Path(place) for place in (spec.submodule_search_locations if spec else None) or ()]
+    sglang = next((folder for folder in folders if (folder / "srt").is_dir()), None)
+    if sglang is None:
         raise NotInstalled("SGLang is not installed here; install it, or name an unpacked one with --sglang-path")
-    return Installation(Path(next(iter(spec.submodule_search_locations))).resolve().parent)
+    return Installation(sglang.resolve().parent)

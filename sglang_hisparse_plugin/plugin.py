@@ -13,7 +13,7 @@ import wrapt
 from . import __version__, config, installation, upstream
 from .overlays import OVERLAYS
 from .patching import engine
-from .patching.hooker import Hooker, HookError, RegistryHooker, Shim, WraptHooker, in_place
+from .patching.hooker import Hooker, RegistryHooker, Shim, WraptHooker, in_place
 from .patching.outcome import Applied, Outcome, Refused, Skipped
 
 logger = logging.getLogger(__name__)
@@ -59,7 +59,7 @@ def _try(install: Callable[[Hooker], None], hooker: Hooker) -> None:
     """Our own doors are no overlays: without them there is no flag, or nobody checks, and the user must know."""
     try:
         install(hooker)
-    except HookError as error:
+    except Exception as error:
         message = f"this SGLang is laid out in a way the plugin does not know: {error}; HiSparse runs without its fixes"
         if _settings().mode == "strict":
             _stop(message)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from .. import __version__, config, installation
@@ -80,12 +81,16 @@ def _print(report: dict[str, Any]) -> None:
         f"HiSparse plugin {report['plugin']} on SGLang {report['sglang']} ({report['path']})\n"
         f"Activated by: {report['activation']}. Mode: {report['mode']}.",
         highlight=False,
+        markup=False,
         soft_wrap=True,
     )
-    table = Table("overlay", "outcome", "why", box=None, pad_edge=False)
+    table = Table(box=None, pad_edge=False)
+    table.add_column("overlay", no_wrap=True)
+    table.add_column("outcome", no_wrap=True)
+    table.add_column("why")
     for name, entry in report["overlays"].items():
         why = f"{entry['reason']} ({entry['evidence']})" if "evidence" in entry else entry["reason"]
-        table.add_row(name, f"[{COLOURS[entry['outcome']]}]{entry['outcome']}[/]", why)
+        table.add_row(name, f"[{COLOURS[entry['outcome']]}]{entry['outcome']}[/]", escape(why))
     console.print(table)
     for warning in report["warnings"]:
-        console.print(f"[yellow]warning:[/] {warning}", soft_wrap=True)
+        console.print(f"[yellow]warning:[/] {escape(warning)}", soft_wrap=True)

@@ -9,13 +9,16 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Callable, Iterator
-from types import FunctionType, ModuleType
+from types import FunctionType, MethodType, ModuleType
 from typing import Any, Protocol
 
 import wrapt
 
 Shim = Callable[..., Any]
 """``shim(original, *args, **kwargs)``"""
+
+
+MOST_LAYERS = 64  #: of one target; a wrapper that names many functions leads nowhere useful
 
 
 class HookError(Exception):
@@ -75,25 +78,35 @@ def resolve(target: str) -> tuple[Any, str, Any]:
 
 
 def in_place(target: str, shim: Shim) -> bool:
-    """Whether calling the function at `target` now reaches `shim`."""
+    """Whether calling the function at `target` now reaches `shim`, as far as can be seen from outside."""
     try:
-        _, _, current = resolve(target)
+        return any(_carries(layer, shim) for layer in layers(target))
     except HookError:
         return False
-    return any(_carries(layer, shim) for layer in layers(current))
 
 
-def layers(function: Any) -> Iterator[Any]:
-    """The function and everything it wraps, outermost first."""
-    while function is not None:
-        yield function
-        inner = getattr(function, "__wrapped__", None)
-        function = inner if inner is not None else getattr(function, "__func__", None)
+def layers(target: str) -> Iterator[Any]:
+    """The function at `target` and everything it wraps, outermost first, nothing twice.
+
+    What it wraps: its ``__wrapped__``, and for somebody's plain wrapper the functions it closes over or calls by a
+    global name. Functions of the package that the target belongs to are ends: what they call is their business.
+    """
+    seen: set[int] = set()
+    waiting = [resolve(target)[2]]
+    package = target.partition(".")[0]
+    while waiting and len(seen) < MOST_LAYERS:
+        layer = waiting.pop(0)
+        if id(layer) in seen:
+            continue
+        seen.add(id(layer))
+        yield layer
+        inner = [i for i in (getattr(layer, "__wrapped__", None), getattr(layer, "__func__", None)) if i is not None]
+        waiting += inner or _called_by(layer, package)
 
 
 def shims(target: str) -> Iterator[Shim]:
-    """Every shim (of any copy of this package) on the chain at `target`."""
-    for layer in layers(resolve(target)[2]):
+    """Every shim (of any copy of this package) on the chain at `target`, outermost first."""
+    for layer in layers(target):
         for candidate in _closure(layer):
             if hasattr(candidate, "hisparse_overlay"):
                 yield candidate
@@ -104,7 +117,7 @@ def remove(target: str, shim: Shim) -> bool:
     parent, name, current = resolve(target)
     if not _carries(current, shim):
         return False
-    _replace(parent, name, current, next(inner for inner in layers(current) if not _carries(inner, shim)))
+    _replace(parent, name, current, next(inner for inner in layers(target) if not _carries(inner, shim)))
     return True
 
 
@@ -121,6 +134,20 @@ def _adapter(shim: Shim) -> Callable[..., Any]:
         return shim(unbound, instance, *args, **kwargs)
 
     return adapter
+
+
+def _called_by(function: Any, package: str) -> list[Any]:
+    """Functions that a plain function closes over, has as defaults, or names as globals."""
+    if not isinstance(function, FunctionType) or str(function.__module__).partition(".")[0] == package:
+        return []
+    named = [function.__globals__.get(name) for name in function.__code__.co_names]
+    return [f for f in (*_closure(function), *(function.__defaults__ or ()), *named) if _is_function(f)]
+
+
+def _is_function(value: Any) -> bool:
+    return isinstance(value, FunctionType | wrapt.FunctionWrapper | MethodType) and not hasattr(
+        value, "hisparse_overlay"
+    )
 
 
 def _carries(layer: Any, shim: Shim) -> bool:

@@ -140,6 +140,7 @@ def server_arguments(model: Path, *extra: str) -> list[str]:
     return [
         *("-m", "sglang.launch_server", "--model-path", str(model), "--load-format", "dummy", "--device", "cpu"),
         *("--skip-tokenizer-init", "--disable-radix-cache", "--enable-hisparse", "--attention-backend", "nsa"),
+        *("--kv-cache-dtype", "bfloat16"),
         *("--mem-fraction-static", "0.1", "--port", str(20000 + os.getpid() % 20000), *extra),
     ]
 

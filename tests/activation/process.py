@@ -35,14 +35,16 @@ if importlib.util.find_spec("sglang.srt.plugins"):
     importlib.import_module("sglang.srt.plugins").load_plugins()
 
 
+PLUGIN = "sglang_hisparse_plugin"
+
+
 def ours(function):
-    """Whether one wrapper layer closes over a function of the plugin."""
+    """Whether one wrapper layer closes over a function of the plugin; its CPU stand-ins for kernels do not count."""
     layer = getattr(function, "_self_wrapper", function)
     cells = getattr(layer, "__closure__", None) or ()
     contents = [layer, *(c.cell_contents for c in cells)]
-    return any(
-        getattr(c, "__module__", "").startswith("sglang_hisparse_plugin") for c in contents if inspect.isfunction(c)
-    )
+    modules = [c.__module__ or "" for c in contents if inspect.isfunction(c)]
+    return any(m.startswith(PLUGIN) and not m.startswith(f"{PLUGIN}.demo") for m in modules)
 
 
 def layers(function):

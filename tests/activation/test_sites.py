@@ -12,10 +12,26 @@ from conftest import CHECKOUT, Site, install, make_site
 LOADED = "import sys, json; print(json.dumps(sorted(sys.modules)))"
 
 
-def test_a_python_without_sglang_imports_two_tiny_modules_more(site: Site, bare_site: Site) -> None:
-    with_plugin = set(json.loads(site.run("-c", LOADED).stdout))
-    without = set(json.loads(bare_site.run("-c", LOADED).stdout))
-    assert with_plugin - without == {"sglang_hisparse_plugin", "sglang_hisparse_plugin._bootstrap"}
+def test_a_python_without_sglang_imports_nothing_more(site: Site, bare_site: Site) -> None:
+    assert json.loads(site.run("-c", LOADED).stdout) == json.loads(bare_site.run("-c", LOADED).stdout)
+    watching = "import sys; print(any(getattr(f, 'watches', '') == 'sglang' for f in sys.meta_path))"
+    assert (site.run("-c", watching).stdout, bare_site.run("-c", watching).stdout) == ("True\n", "False\n")
+
+
+def test_a_pth_file_left_behind_does_no_harm(wheel: Path, tmp_path: Path) -> None:
+    site = make_site(tmp_path / "venv")
+    install(site, str(wheel))
+    shutil.rmtree(site.packages / "sglang_hisparse_plugin")
+    (tmp_path / "sglang").mkdir()
+    (tmp_path / "sglang" / "__init__.py").write_text("print('imported')")
+    ended = site.run("-c", "import sglang", env={"PYTHONPATH": str(tmp_path)})
+    assert (ended.returncode, ended.stdout) == (0, "imported\n")
+
+
+def test_a_folder_called_sglang_is_not_sglang(site: Site, tmp_path: Path) -> None:
+    (tmp_path / "sglang").mkdir()
+    ended = site.run("-m", "sglang_hisparse_plugin.cli", "status", env={"PYTHONPATH": str(tmp_path)})
+    assert ended.returncode == 2 and "SGLang is not installed here" in ended.stdout
 
 
 def test_the_wheel_carries_everything(wheel: Path) -> None:

@@ -122,7 +122,7 @@ def test_verdicts_become_outcomes_with_a_sentence(host: SourceTree) -> None:
     outcomes = engine.plan(overlays, host, skip=["unwanted"])
     assert outcomes == {
         "broken": Applied("broken goes wrong"),
-        "mended": Skipped("fixed upstream since 9.9: the guard is there"),
+        "mended": Skipped("already fixed (upstream since 9.9): the guard is there"),
         "missing": Skipped("no such feature"),
         "strange": Refused("Without it strange goes wrong", "expected a guard; found two guards"),
         "unwanted": Skipped("left out on request"),
@@ -306,3 +306,24 @@ def test_a_probe_or_a_choice_of_hooks_that_fails_is_a_refusal(host: SourceTree) 
     )
     assert ledger.outcomes["lost"] == Refused("Without it lost goes wrong", "IndexError: no such statement")
     assert machine().Machine().start(4) == 8
+
+
+@pytest.mark.parametrize("kind", ["closure", "global", "default"])
+def test_a_plain_wrapper_above_ours_that_calls_it_counts_as_in_place(host: SourceTree, way: Any, kind: str) -> None:
+    overlays = [overlay("d", (START, double))]
+    ledger = run(host, overlays, way)
+    cls = machine().Machine
+    scope: dict[str, Any] = {"inner": cls.start}
+    source = {
+        "closure": "def make(inner):\n    return lambda self, speed: inner(self, speed) + 1\n",
+        "global": "def start(self, speed):\n    return inner(self, speed) + 1\n",
+        "default": "def start(self, speed, inner=inner):\n    return inner(self, speed) + 1\n",
+    }
+    exec(source[kind], scope)
+    cls.start = scope["make"](scope.pop("inner")) if kind == "closure" else scope["start"]
+    assert cls().start(4) == 9
+    engine.verify(overlays, ledger)
+    assert isinstance(ledger.outcomes["d"], Applied)
+    cls.start = lambda self, speed: speed
+    engine.verify(overlays, ledger)
+    assert isinstance(ledger.outcomes["d"], Refused)
