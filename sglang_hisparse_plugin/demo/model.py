@@ -317,10 +317,18 @@ def config(dims: Dims) -> dict[str, Any]:
 
 
 def write(folder: Path, dims: Dims) -> Path:
-    """Write `config.json` and `model.safetensors` into `folder` (made if missing) and return it."""
+    """Write `config.json` and `model.safetensors` into `folder` (made if missing) and return it.
+
+    Raises:
+        OSError: the folder cannot be made or written to, or the disk is full.
+    """
+    from safetensors import SafetensorError
     from safetensors.torch import save_file
 
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config(dims), indent=1))
-    save_file(tensors(dims), str(folder / "model.safetensors"), metadata={"format": "pt"})
+    try:
+        save_file(tensors(dims), str(folder / "model.safetensors"), metadata={"format": "pt"})
+    except SafetensorError as error:
+        raise OSError(str(error)) from error
     return folder

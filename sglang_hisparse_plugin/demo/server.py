@@ -144,6 +144,8 @@ class Server:
     def _wait_until_ready(self) -> None:
         start = time.monotonic()
         while time.monotonic() - start < self.patience:
+            if _stopping.is_set():
+                raise ServerFailed("interrupted")
             if not self.alive:
                 raise ServerFailed(f"the server ended while starting\n{self._log_end()}")
             try:

@@ -49,9 +49,35 @@ def test_processes_that_fetch_at_once_agree(index: Path) -> None:
 
 
 def test_a_release_that_is_not_there_names_the_remedy(index: Path) -> None:
-    with pytest.raises(releases.ReleaseUnavailable, match=r"(?s)SGLang 1\.2\.3.*pip's index.*SGLANG_HISPARSE_WHEELS"):
+    with pytest.raises(releases.ReleaseUnavailable, match=r"SGLang 1\.2\.3.*pip's index.*SGLANG_HISPARSE_WHEELS"):
         releases.fetch("1.2.3")
     assert not any(releases.cache_dir().iterdir())
+
+
+@pytest.mark.parametrize("release", ["", "../../etc", "/etc", "latest", "0.5.x"])
+def test_what_is_no_version_is_refused(index: Path, release: str) -> None:
+    with pytest.raises(releases.ReleaseUnavailable, match="is no release of SGLang; give its version"):
+        releases.fetch(release)
+
+
+def test_a_cache_that_cannot_be_written_to_names_the_remedy(index: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", "/proc/nope")
+    with pytest.raises(releases.ReleaseUnavailable, match=r"/proc/nope.*set XDG_CACHE_HOME to a folder"):
+        releases.fetch(RELEASE)
+
+
+def test_a_broken_wheel_is_said_to_be_one(index: Path) -> None:
+    next(index.iterdir()).write_bytes(b"no zip file")
+    with pytest.raises(releases.ReleaseUnavailable, match=RELEASE):
+        releases.fetch(RELEASE)
+
+
+def test_an_index_out_of_reach(index: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PIP_NO_INDEX")
+    monkeypatch.delenv("PIP_FIND_LINKS")
+    monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")
+    with pytest.raises(releases.ReleaseUnavailable, match="index cannot be reached; check the network"):
+        releases.fetch("0.5.12")
 
 
 def test_given_folders_are_used_as_they_are(index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,8 +1,6 @@
-"""What a machine without a GPU needs to run the real SGLang: stand-ins for kernels, and for nothing else.
+"""What a machine without a GPU needs to run the real SGLang: stand-ins for what needs a GPU, listed in `STAND_INS`.
 
-Scheduler, batches, coordinator, allocators, pools and HTTP are SGLang's own. Replaced are only calls that need a GPU:
-`sgl_kernel` (import stub; KV transfers byte by byte), streams and pinned memory (no-ops), the swap-in kernel
-(`kernels.reference`), the DSA indexer and sparse attention (plain torch).
+Scheduler, batches, coordinator, allocators, pools and HTTP are SGLang's own.
 
 A test runs its scenario in a subprocess, one per release:
 
@@ -19,6 +17,25 @@ from pathlib import Path
 
 #: Holds the `sitecustomize` that arms stand-ins and probes in every process of a server.
 ON_PATH = Path(__file__).parents[1] / "path"
+
+#: All that is not as on a GPU, by the module here, the variable or the server's flag that makes it so. The demo prints
+#: it; a test compares it with the modules, the variables and the flags there are.
+STAND_INS = {
+    "attention": "sparse attention and the indexer's top-k: plain torch",
+    "indexer": "the DSA indexer's forward pass: plain torch, without its Hadamard rotation",
+    "swap_in": "the swap-in kernel, SGLang's and the plugin's alike: the package's reference in plain torch",
+    "transfers": "KV copies between host and device, and the write of new rows into the MLA buffer: numpy and torch",
+    "model_runner": "the construction of the HiSparse coordinator on 0.5.11 to 0.5.17, where SGLang's model runner "
+    "does it only on CUDA: the demo builds SGLang's class with the arguments that SGLang would give it",
+    "torch_cpu": "streams and events: complete at once; pinned and registered memory: ordinary memory; device "
+    "capability: given as 9.0; AMX: given as absent",
+    "hooks": "sgl_kernel, flash_mla and other compiled kernels: stubs that fail when called; torchvision's operators: "
+    "declared only",
+    "SGLANG_USE_CPU_ENGINE": "SGLang's own CPU code where it has some",
+    "SGLANG_OPT_USE_TOPK_V2": "from 0.5.21 the older of SGLang's two ways to the top-k, which has a stand-in",
+    "TRITON_INTERPRET": "Triton kernels of the allocators: as written, interpreted",
+    "--disable-cuda-graph": "CUDA graphs: none",
+}
 
 
 def environment(sglang: Path | None, base: dict[str, str] | None = None) -> dict[str, str]:
