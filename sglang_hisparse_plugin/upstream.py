@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import sys
 from typing import Any
 
-from .patching.source import FunctionSource, SourceTree
+from .patching.source import FunctionSource, Rebound, SourceTree
 
 BATCH = "sglang.srt.managers.schedule_batch"
 COORDINATOR = "sglang.srt.managers.hisparse_coordinator"
 DECODE = "sglang.srt.disaggregation.decode"
 SCHEDULER = "sglang.srt.managers.scheduler"
+#: Where the flag --enable-hisparse is declared: the first to 0.5.19, from 0.5.20 below the second.
+ARGUMENTS = ("sglang.srt.server_args", "sglang.srt.arg_groups")
 
 #: The class that processes a batch's result: a mixin of the scheduler to 0.5.12, a component of it from 0.5.13.
 RESULT_PROCESSORS = (
@@ -24,8 +27,15 @@ RESULT_PROCESSORS = (
 
 
 def has_hisparse(tree: SourceTree) -> bool:
-    """Whether this SGLang has HiSparse at all (0.5.10 and later)."""
+    """Whether `HiSparseCoordinator` is where it is known to be."""
     return tree.has_class(COORDINATOR, "HiSparseCoordinator")
+
+
+def lacks_hisparse(tree: SourceTree) -> bool:
+    """Whether this is an SGLang that has no HiSparse (0.5.9 and earlier): neither the coordinator nor the flag."""
+    if tree.has_module(COORDINATOR) or not tree.has_module(ARGUMENTS[0]):
+        return False
+    return not any(tree.mentions(place, "enable_hisparse") for place in ARGUMENTS)
 
 
 def coordinator_method(tree: SourceTree, name: str) -> FunctionSource | None:
@@ -58,13 +68,20 @@ def decode_method(tree: SourceTree, name: str) -> FunctionSource | None:
 
 
 def tp_rank(tree: SourceTree, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
-    """Tensor-parallel rank of the `Scheduler` built with these arguments, `self` apart: one of them to 0.5.20."""
-    init = scheduler_method(tree, "__init__")
+    """Tensor-parallel rank of the `Scheduler` built with these arguments, `self` apart; 0 where it cannot be told.
+
+    An argument of its own to 0.5.20, after that part of SGLang's global state.
+    """
+    try:
+        init = scheduler_method(tree, "__init__")
+    except (Rebound, SyntaxError, ValueError, OSError):
+        init = None
     given = {**dict(zip(init.parameters[1:] if init else (), args, strict=False)), **kwargs}
-    if "tp_rank" in given:
-        return int(given["tp_rank"])
-    get_parallel = getattr(importlib.import_module(SCHEDULER), "get_parallel", None)
-    return int(get_parallel().tp_rank) if get_parallel else 0
+    try:
+        rank = given["tp_rank"] if "tp_rank" in given else vars(sys.modules[SCHEDULER])["get_parallel"]().tp_rank
+    except (AttributeError, LookupError, TypeError, ValueError, RuntimeError, AssertionError):  # none, or not set up
+        return 0
+    return rank if isinstance(rank, int) else 0
 
 
 def slot(req: Any) -> int | None:

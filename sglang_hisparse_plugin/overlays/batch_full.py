@@ -9,7 +9,7 @@ from .. import upstream
 from ..patching.outcome import Defective, Fixed, Verdict
 from ..patching.overlay import Hook, Overlay
 from ..patching.source import SourceTree
-from .probing import conjuncts, existing, expect, probe
+from .probing import conjuncts, existing, expect, expect_hookable, probe
 
 
 @probe
@@ -23,15 +23,16 @@ def judge(tree: SourceTree) -> Verdict:
     )
     resets = [
         node
-        for node in schedule.assigns("batch_is_full")
-        if ast.unparse(node.value) == "False" and "self.enable_hisparse" in conjuncts(schedule.guards(node))
+        for node in schedule.assigns("running_batch.batch_is_full")
+        if ast.unparse(node.value) == "False" and not schedule.blocks(node)
     ]
-    if not resets:
-        expect(schedule.parameters == ("self",), "get_next_batch_to_run(self)", f"({', '.join(schedule.parameters)})")
-        return Defective("get_next_batch_to_run never resets batch_is_full when HiSparse is on")
-    guards = conjuncts(schedule.guards(resets[-1]))
-    expect(guards == {"self.enable_hisparse"}, "batch_is_full reset whenever HiSparse is on", "; ".join(sorted(guards)))
-    return Fixed("get_next_batch_to_run resets batch_is_full")
+    guards = [conjuncts(schedule.guards(node)) for node in resets]
+    if any(found <= {"self.enable_hisparse"} for found in guards):
+        return Fixed("get_next_batch_to_run resets batch_is_full")
+    partial = [" and ".join(sorted(found)) for found in guards if "self.enable_hisparse" in found]
+    expect(not partial, "batch_is_full reset whenever HiSparse is on", "; ".join(partial))
+    expect_hookable(schedule, "self")
+    return Defective("get_next_batch_to_run never resets batch_is_full when HiSparse is on")
 
 
 def get_next_batch_to_run(original: Any, scheduler: Any) -> Any:

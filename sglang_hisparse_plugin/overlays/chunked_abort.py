@@ -8,32 +8,27 @@ from .. import upstream
 from ..patching.outcome import Absent, Defective, Fixed, Verdict
 from ..patching.overlay import Hook, Overlay
 from ..patching.source import SourceTree, ends_with
-from .probing import expect, expect_parameters, probe
+from .probing import existing, expect, expect_free, expect_hookable, probe, tells
+
+METHOD = "process_pending_chunked_abort"
 
 
 @probe
 def judge(tree: SourceTree) -> Verdict:
-    abort = upstream.scheduler_method(tree, "process_pending_chunked_abort")
-    if abort is None or upstream.coordinator_method(tree, "allocate_spec_scratch") is None:
+    if not tree.mentions(upstream.COORDINATOR, "allocate_spec_scratch"):
         return Absent("in this SGLang a request holds nothing of the coordinator's before its prefill is done")
-    frees = abort.calls("release_kv_cache")
-    expect(len(frees) == 1 and not abort.guards(frees[0]), "one unconditional release_kv_cache", f"{len(frees)}")
-    tells = abort.calls("request_finished")
-    if not tells:
-        expect_parameters(abort, "self")
-        taken = abort.assigns("req")
-        expect(
-            len(taken) == 1 and ends_with(taken[0].value, "self._pending_chunked_abort_req"),
-            "req = self._pending_chunked_abort_req",
-            "another source of req",
-        )
-        return Defective("process_pending_chunked_abort frees the request and never tells the coordinator")
+    abort = existing(upstream.scheduler_method(tree, METHOD), METHOD)
+    free = expect_free(abort, [{"req is not None", "self.chunked_req is req"}])
+    if tells(tree, abort, "request_finished", free):
+        return Fixed(f"{METHOD} tells the coordinator first")
+    expect_hookable(abort, "self")
+    taken = abort.assigns("req")
     expect(
-        len(tells) == 1 and tells[0].lineno < frees[0].lineno,
-        "request_finished before release_kv_cache",
-        "another order",
+        len(taken) == 1 and ends_with(taken[0].value, "self._pending_chunked_abort_req"),
+        "req = self._pending_chunked_abort_req",
+        "another source of req",
     )
-    return Fixed("process_pending_chunked_abort tells the coordinator first")
+    return Defective(f"{METHOD} frees the request and never tells the coordinator")
 
 
 def process_pending_chunked_abort(original: Any, scheduler: Any) -> Any:
@@ -56,7 +51,5 @@ OVERLAY = Overlay(
     origin="not reported upstream; the workspace came with 0.5.22",
     remove_when="process_pending_chunked_abort calls request_finished in the oldest supported release that has it",
     probe=judge,
-    hooks=lambda tree: (
-        Hook(f"{upstream.SCHEDULER}:Scheduler.process_pending_chunked_abort", process_pending_chunked_abort),
-    ),
+    hooks=lambda tree: (Hook(f"{upstream.SCHEDULER}:Scheduler.{METHOD}", process_pending_chunked_abort),),
 )

@@ -9,7 +9,7 @@ from .. import upstream
 from ..patching.outcome import Defective, Fixed, Verdict
 from ..patching.overlay import Hook, Overlay
 from ..patching.source import SourceTree
-from .probing import existing, expect, expect_parameters, probe
+from .probing import conjuncts, existing, expect, expect_hookable, probe
 
 
 @probe
@@ -17,12 +17,13 @@ def judge(tree: SourceTree) -> Verdict:
     admit = existing(
         upstream.coordinator_method(tree, "admit_request_direct"), "HiSparseCoordinator.admit_request_direct"
     )
-    expect_parameters(admit, "self", "req")
     right, wrong = admit.assigns("req.hisparse_staging"), admit.assigns("req.staging")
-    cleared = [node for node in (*right, *wrong) if ast.unparse(node.value) == "False" and not admit.guards(node)]
+    cleared = [node for node in (*right, *wrong) if ast.unparse(node.value) == "False" and not admit.blocks(node)]
+    cleared = [node for node in cleared if conjuncts(admit.guards(node)) <= {"not self.is_dsv4_hisparse"}]
     expect(len(cleared) == 1, "one flag cleared: req.hisparse_staging or req.staging", f"{len(right)} and {len(wrong)}")
     if right:
         return Fixed("admit_request_direct clears req.hisparse_staging")
+    expect_hookable(admit, "self", "req")
     return Defective("admit_request_direct clears req.staging, which nobody reads")
 
 

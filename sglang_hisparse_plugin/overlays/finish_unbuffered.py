@@ -9,7 +9,7 @@ from .. import upstream
 from ..patching.outcome import Defective, Fixed, Verdict
 from ..patching.overlay import Hook, Overlay
 from ..patching.source import SourceTree, ends_with
-from .probing import conjuncts, existing, expect, expect_parameters, probe
+from .probing import conjuncts, existing, expect, expect_hookable, probe
 
 MAPPING = "full_to_hisparse_device_index_mapping"
 
@@ -17,7 +17,6 @@ MAPPING = "full_to_hisparse_device_index_mapping"
 @probe
 def judge(tree: SourceTree) -> Verdict:
     finished = existing(upstream.coordinator_method(tree, "request_finished"), "HiSparseCoordinator.request_finished")
-    expect_parameters(finished, "self", "req")
     clears = [
         node
         for node in ast.walk(finished.node)
@@ -31,8 +30,10 @@ def judge(tree: SourceTree) -> Verdict:
         "the hot buffer's size read from req_device_buffer_size into current_cap",
         ", ".join(capacities) or "no such assignment",
     )
+    expect(not finished.blocks(clears[0]), "the mapping cleared outside loops", "; ".join(finished.blocks(clears[0])))
     guards = conjuncts(finished.guards(clears[0]))
     if not guards:
+        expect_hookable(finished, "self", "req")
         return Defective("request_finished clears the mapping of every request")
     expect(guards == {"current_cap > 0"}, "the mapping cleared always, or if current_cap > 0", "; ".join(guards))
     return Fixed("request_finished clears the mapping only of a request that has a hot buffer")

@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
+import ast
 from typing import Any
 
 from .. import upstream
 from ..patching.outcome import Defective, Fixed, Verdict
 from ..patching.overlay import Hook, Overlay
-from ..patching.source import SourceTree
-from .probing import conjuncts, existing, expect, expect_parameters, probe
+from ..patching.source import SourceTree, ends_with
+from .probing import conjuncts, existing, expect, expect_hookable, probe
 
 
 @probe
 def judge(tree: SourceTree) -> Verdict:
     idle = existing(upstream.scheduler_method(tree, "is_fully_idle"), "Scheduler.is_fully_idle")
     existing(upstream.coordinator_method(tree, "has_ongoing_staging"), "HiSparseCoordinator.has_ongoing_staging")
-    expect_parameters(idle, "self", "for_health_check")
     asks = idle.calls("has_ongoing_staging")
     if not asks:
+        expect_hookable(idle, "self", "for_health_check")
         return Defective("is_fully_idle does not look at the staging queue")
+    expect(
+        ends_with(asks[0].func, "hisparse_coordinator.has_ongoing_staging")
+        and not any(isinstance(node, ast.Expr) for node in idle.way_to(asks[0])),
+        "hisparse_coordinator.has_ongoing_staging() to count",
+        "a call of has_ongoing_staging that changes nothing",
+    )
     guards = conjuncts(idle.guards(asks[0]))
     expect(
         guards <= {"self.enable_hisparse", "not for_health_check"},

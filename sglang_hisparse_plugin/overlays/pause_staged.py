@@ -3,26 +3,59 @@
 from __future__ import annotations
 
 import ast
-from typing import Any
+from typing import Any, TypeGuard
 
 from .. import upstream
 from ..patching.outcome import Defective, Fixed, Verdict
 from ..patching.overlay import Hook, Overlay
-from ..patching.source import SourceTree
-from .probing import existing, expect, expect_parameters, probe
+from ..patching.source import SourceTree, ends_with
+from .probing import conjuncts, existing, expect, expect_hookable, probe
+
+#: What a pause that retracts asks before it does.
+STAGED = {"recv_req.mode != 'in_place'", "recv_req.mode == 'retract'", "self.enable_hisparse"}
+RETRACTS = {
+    *("recv_req.mode != 'in_place'", "recv_req.mode == 'retract'", "retract_reqs"),
+    *("not self.running_batch.is_empty()", "len(self.running_batch.reqs) != 0"),
+}
 
 
 @probe
 def judge(tree: SourceTree) -> Verdict:
     pause = existing(upstream.scheduler_method(tree, "pause_generation"), "Scheduler.pause_generation")
-    expect_parameters(pause, "self", "recv_req")
     retracts = pause.calls("retract_all")
     expect(len(retracts) == 1, "one call of retract_all in pause_generation", f"{len(retracts)}")
-    if "ack_staging_queue" in ast.unparse(pause.node):
+    guards = conjuncts(pause.guards(retracts[0]))
+    expect(guards <= RETRACTS, "retract_all if there is anything to retract", "; ".join(sorted(guards - RETRACTS)))
+    looks = [node for node in ast.walk(pause.node) if ends_with(node, "ack_staging_queue")]
+    if looks:
+        found = [node for node in ast.walk(pause.node) if _takes_staged(node) and node.lineno < retracts[0].lineno]
+        expect(
+            len(found) == 1 and conjuncts(pause.guards(found[0])) <= STAGED and not pause.blocks(found[0]),
+            "the requests of the staging queue taken before retract_all, whenever HiSparse is on",
+            "another use of ack_staging_queue",
+        )
         return Fixed("pause_generation looks into the staging queue")
+    helpers = [
+        f.qualname
+        for f in tree.callees(pause, pause.all_calls())
+        if any(ends_with(n, "ack_staging_queue") for n in ast.walk(f.node))
+    ]
+    expect(not helpers, "nobody who looks into the staging queue", ", ".join(helpers))
     requeues = pause.calls("_add_request_to_queue")
     expect(len(requeues) == 1, "one call of _add_request_to_queue in pause_generation", f"{len(requeues)}")
+    expect_hookable(pause, "self", "recv_req")
     return Defective("pause_generation retracts what is in a batch; requests in the staging queue are in none")
+
+
+def _takes_staged(node: ast.AST) -> TypeGuard[ast.Assign | ast.AugAssign]:
+    """Whether a statement keeps the requests of the staging queue: ``... = [act.req for act in ...]``."""
+    if not isinstance(node, ast.Assign | ast.AugAssign) or not isinstance(node.value, ast.ListComp):
+        return False
+    loop = node.value.generators[0]
+    return (
+        ends_with(loop.iter, "hisparse_coordinator.ack_staging_queue")
+        and ast.unparse(node.value.elt) == f"{ast.unparse(loop.target)}.req"
+    )
 
 
 def pause_generation(original: Any, scheduler: Any, recv_req: Any) -> Any:

@@ -8,7 +8,7 @@ from .. import upstream
 from ..patching.outcome import Defective, Fixed, Verdict
 from ..patching.overlay import Hook, Overlay
 from ..patching.source import FunctionSource, SourceTree
-from .probing import conjuncts, existing, expect, expect_parameters, probe
+from .probing import existing, expect, expect_free, expect_hookable, probe, tells
 
 
 def _prebuilt(tree: SourceTree) -> FunctionSource:
@@ -18,23 +18,17 @@ def _prebuilt(tree: SourceTree) -> FunctionSource:
 @probe
 def judge(tree: SourceTree) -> Verdict:
     prebuilt = _prebuilt(tree)
-    frees = prebuilt.calls("release_kv_cache")
+    free = expect_free(prebuilt, [{"req.finished()"}], within=["for req in batch.reqs:"])
+    if tells(tree, prebuilt, "request_finished", free):
+        return Fixed("process_batch_result_prebuilt tells the coordinator first")
+    expect_hookable(prebuilt, "self", "batch")
+    asks = prebuilt.calls("req.check_finished")
     expect(
-        len(frees) == 1 and conjuncts(prebuilt.guards(frees[0])) == {"req.finished()"},
-        "one release_kv_cache for each finished request",
-        "; ".join(" and ".join(prebuilt.guards(call)) or "unconditional" for call in frees) or "none",
+        len(asks) == 1 and not prebuilt.guards(asks[0]) and prebuilt.blocks(asks[0]) == prebuilt.blocks(free),
+        "one call of req.check_finished for each request",
+        "another number",
     )
-    tells = prebuilt.calls("request_finished")
-    if not tells:
-        expect_parameters(prebuilt, "self", "batch")
-        expect(len(prebuilt.calls("req.check_finished")) == 1, "one call of req.check_finished", "another number")
-        return Defective("process_batch_result_prebuilt frees a finished request and never tells the coordinator")
-    expect(
-        len(tells) == 1 and tells[0].lineno < frees[0].lineno,
-        "request_finished before release_kv_cache",
-        "another order",
-    )
-    return Fixed("process_batch_result_prebuilt tells the coordinator first")
+    return Defective("process_batch_result_prebuilt frees a finished request and never tells the coordinator")
 
 
 def process_batch_result_prebuilt(original: Any, scheduler: Any, batch: Any) -> Any:

@@ -8,14 +8,13 @@ from typing import Any
 from .. import upstream
 from ..patching.outcome import Defective, Fixed, Verdict
 from ..patching.overlay import Hook, Overlay
-from ..patching.source import FunctionSource, SourceTree
-from .probing import conjuncts, existing, expect, expect_parameters, probe
+from ..patching.source import FunctionSource, SourceTree, ends_with
+from .probing import conjuncts, existing, expect, expect_hookable, probe
 
 
 @probe
 def judge(tree: SourceTree) -> Verdict:
     retract = existing(upstream.coordinator_method(tree, "retract_req"), "HiSparseCoordinator.retract_req")
-    expect_parameters(retract, "self", "req")
     if _returns_early(retract):
         return Fixed("retract_req returns at once for a finished request")
     expect(
@@ -24,23 +23,29 @@ def judge(tree: SourceTree) -> Verdict:
         "abort_staging_request for a request that is staging, else request_finished",
         str(_branches(retract)),
     )
+    expect_hookable(retract, "self", "req")
     release = existing(upstream.release_req(tree), "release_req")
     update = existing(upstream.scheduler_method(tree, "update_running_batch"), "Scheduler.update_running_batch")
     if update.calls("retract_req"):
         return Defective("update_running_batch retracts requests whose slot release_req has already given up")
     calls = release.calls("retract_req")
-    if len(calls) == 1 and "not req.finished()" in conjuncts(release.guards(calls[0])):
+    told = [call for call in calls if ends_with(call.func, "hisparse_coordinator.retract_req")]
+    if len(calls) == len(told) == 1 and "not req.finished()" in conjuncts(release.guards(calls[0])):
         return Fixed("release_req, its only caller, leaves out finished requests")
     return Defective("release_req retracts finished requests, whose slot may be another's by now")
 
 
 def _returns_early(function: FunctionSource) -> bool:
-    return any(
-        isinstance(statement, ast.If)
-        and "finished()" in ast.unparse(statement.test)
-        and isinstance(statement.body[-1], ast.Return)
-        for statement in function.node.body
-    )
+    """Whether a finished request is sent back before anything is done with it."""
+    for statement in function.node.body:
+        if isinstance(statement, ast.If) and isinstance(statement.body[0], ast.Return):
+            test = statement.test
+            either = test.values if isinstance(test, ast.BoolOp) and isinstance(test.op, ast.Or) else [test]
+            if any(ast.unparse(part) == "req.finished()" for part in either):
+                return True
+        elif any(isinstance(node, ast.Call) for node in ast.walk(statement)):
+            return False
+    return False
 
 
 def _branches(function: FunctionSource) -> dict[str, set[str]]:

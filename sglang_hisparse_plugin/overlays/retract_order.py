@@ -9,37 +9,20 @@ from .. import upstream
 from ..patching.outcome import Defective, Fixed, Verdict
 from ..patching.overlay import Hook, Overlay
 from ..patching.source import SourceTree
-from .probing import conjuncts, existing, expect, expect_parameters, probe
-
-GUARDS = {"self.hisparse_coordinator is not None", "hisparse_coordinator is not None", "not req.finished()"}
+from .probing import existing, expect, expect_free, expect_hookable, probe, tells
 
 
 @probe
 def judge(tree: SourceTree) -> Verdict:
     release = existing(upstream.release_req(tree), "release_req")
-    frees = release.calls("release_kv_cache")
-    expect(
-        len(frees) == 1 and not release.guards(frees[0]) and ast.unparse(frees[0].args[0]) == "req",
-        "one unconditional release_kv_cache(req, ...) in release_req",
-        "; ".join(ast.unparse(call) for call in frees) or "none",
-    )
-    retracts = release.calls("retract_req")
-    if not retracts:
-        expect(release.qualname == "ScheduleBatch.release_req", "release_req of ScheduleBatch", f"{release.target}")
-        expect_parameters(release, "self", "idx")
-        chosen = [ast.unparse(node.value) for node in release.assigns("req")]
-        expect(chosen == ["self.reqs[idx]"], "req = self.reqs[idx]", "; ".join(chosen) or "no assignment to req")
-        return Defective("release_req frees the request's slot and never tells the coordinator")
-    expect(
-        len(retracts) == 1 and ast.unparse(retracts[0].args[0]) == "req" and retracts[0].lineno < frees[0].lineno,
-        "one retract_req(req) before release_kv_cache",
-        "; ".join(f"{ast.unparse(call)} in line {call.lineno}" for call in retracts),
-    )
-    guards = conjuncts(release.guards(retracts[0]))
-    expect(
-        guards <= GUARDS, f"no condition on retract_req but {' and '.join(sorted(GUARDS))}", "; ".join(sorted(guards))
-    )
-    return Fixed("release_req tells the coordinator first")
+    free = expect_free(release, [set()])
+    if tells(tree, release, "retract_req", free, "not req.finished()"):
+        return Fixed("release_req tells the coordinator first")
+    expect(release.qualname == "ScheduleBatch.release_req", "release_req of ScheduleBatch", f"{release.target}")
+    expect_hookable(release, "self", "idx", more=True)
+    chosen = [ast.unparse(node.value) for node in release.assigns("req")]
+    expect(chosen == ["self.reqs[idx]"], "req = self.reqs[idx]", "; ".join(chosen) or "no assignment to req")
+    return Defective("release_req frees the request's slot and never tells the coordinator")
 
 
 def release_req(original: Any, batch: Any, idx: int, *args: Any, **kwargs: Any) -> Any:

@@ -9,7 +9,7 @@ from .. import upstream
 from ..patching.outcome import Defective, Fixed, Verdict
 from ..patching.overlay import Hook, Overlay
 from ..patching.source import SourceTree
-from .probing import conjuncts, existing, expect, expect_parameters, probe
+from .probing import conjuncts, existing, expect, expect_hookable, probe
 
 METHOD = "get_num_allocatable_reqs"
 
@@ -19,12 +19,13 @@ def judge(tree: SourceTree) -> Verdict:
     count = existing(upstream.scheduler_method(tree, METHOD), f"Scheduler.{METHOD}")
     looks = count.calls("req_to_token_pool.available_size")
     expect(len(looks) == 1, "one look at the free slots", f"{len(looks)}")
-    expect(bool(count.calls("min")), "the free slots as an upper bound, min(...)", "no min")
     guards = conjuncts(count.guards(looks[0]))
+    bounds = [call for call in count.calls("min") if conjuncts(count.guards(call)) == guards and not count.blocks(call)]
+    expect(bool(bounds), "the free slots as an upper bound, min(...)", "no such min")
     if not guards or guards == {"self.pp_size > 1 or self.enable_hisparse"}:
         return Fixed(f"{METHOD} never exceeds the free slots")
     expect(guards == {"self.pp_size > 1"}, "a look at the free slots under pipeline parallelism", "; ".join(guards))
-    expect_parameters(count, "self", "running_bs")
+    expect_hookable(count, "self", "running_bs")
     returned = [ast.unparse(node) for node in ast.walk(count.node) if isinstance(node, ast.Return)]
     expect(len(returned) == 1, "one return", "; ".join(returned))
     return Defective(f"{METHOD} looks at the free slots only under pipeline parallelism")

@@ -12,7 +12,7 @@ from .. import upstream
 from ..patching.outcome import Absent, Defective, Verdict
 from ..patching.overlay import Hook, Overlay
 from ..patching.source import SourceTree
-from .probing import expect, probe
+from .probing import existing, expect, expect_plain, probe
 
 logger = logging.getLogger(__name__)
 
@@ -40,6 +40,7 @@ ARGUMENTS = {
 def judge(tree: SourceTree) -> Verdict:
     imported = _imported(tree)
     if SWAP_IN not in imported:
+        expect(not tree.mentions(upstream.COORDINATOR, SWAP_IN), f"from ... import {SWAP_IN}", "another use of it")
         return Absent(f"the coordinator does not use {SWAP_IN}")
     calls = _calls(tree, SWAP_IN)
     expect(len(calls) == 1, f"one method of the coordinator that runs {SWAP_IN}", f"{len(calls)} calls")
@@ -49,6 +50,8 @@ def judge(tree: SourceTree) -> Verdict:
         # `**plan` and `**kwargs` hold the miss plan and skip_io.
         given = {keyword.arg for keyword in call.keywords if keyword.arg}
         expect(not call.args and given <= ARGUMENTS[name], f"{name} with arguments known here", _listed(call))
+    for hook in hooks(tree):
+        expect_plain(existing(tree.function(*hook.target.split(":")), hook.target))
     return Defective(f"swap-in runs on SGLang's {SWAP_IN}")
 
 
@@ -97,7 +100,7 @@ def copy_planned(original: Any, *, num_blocks: int = 4, block_size: int = 1024, 
 
 
 def _route(original: Any, ours: Callable[..., None], call: dict[str, Any], **launch: int) -> None:
-    """Ours, where it runs; SGLang's kernel on other platforms, and from then on if ours cannot be built."""
+    """Ours, where it runs; SGLang's kernel elsewhere, and from then on if ours cannot be built."""
     if not _elsewhere(call["device_buffer"].device.type) and not _failed:
         try:
             return ours(**call)
@@ -116,10 +119,15 @@ _failed: list[Exception] = []
 def _elsewhere(device_type: str) -> bool:
     import torch
 
-    if device_type in ("cuda", "cpu") and not torch.version.hip:
+    from ..kernels import build
+
+    if torch.version.hip or device_type not in ("cuda", "cpu"):
+        why = f"skipped on {'ROCm' if torch.version.hip else device_type}"
+    elif device_type == "cuda" and build.find_nvcc() is None:
+        why = "skipped, no CUDA compiler was found: put nvcc on PATH or set CUDA_HOME"
+    else:
         return False
-    platform = "ROCm" if torch.version.hip else device_type
-    logger.warning("HiSparse overlay swap-in: skipped on %s; SGLang's own kernel serves", platform)
+    logger.warning("HiSparse overlay swap-in: %s; SGLang's own kernel serves", why)
     return True
 
 

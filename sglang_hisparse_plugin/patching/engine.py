@@ -113,7 +113,7 @@ def _judge(overlay: Overlay, tree: SourceTree) -> Outcome:
     if isinstance(verdict, Defective):
         return Applied(overlay.symptom)
     if isinstance(verdict, Fixed):
-        since = f"fixed upstream since {overlay.fixed_since}" if overlay.fixed_since else "not needed"
+        since = f"already fixed (upstream since {overlay.fixed_since})" if overlay.fixed_since else "not needed"
         return Skipped(f"{since}: {verdict.evidence}")
     if isinstance(verdict, Absent):
         return Skipped(verdict.evidence)

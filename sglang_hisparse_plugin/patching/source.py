@@ -3,10 +3,21 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+import itertools
+import re
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+
+Block = (
+    ast.For | ast.AsyncFor | ast.While | ast.ExceptHandler | ast.match_case | ast.FunctionDef | ast.AsyncFunctionDef
+) | (ast.ClassDef | ast.Lambda | ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp)
+"""What runs its content some other number of times than once, and is no ``if``."""
+
+
+class Rebound(Exception):
+    """What a name stands for cannot be read from its definition: something else is assigned to it afterwards."""
 
 
 @dataclass(frozen=True)
@@ -29,6 +40,11 @@ class FunctionSource:
         a = self.node.args
         return tuple(p.arg for p in (*a.posonlyargs, *a.args, *a.kwonlyargs))
 
+    @cached_property
+    def positional(self) -> tuple[str, ...]:
+        """Names of the parameters that can be passed by position, `self` included."""
+        return tuple(p.arg for p in (*self.node.args.posonlyargs, *self.node.args.args))
+
     def calls(self, suffix: str) -> list[ast.Call]:
         """Calls in the body, in source order, whose dotted callee is `suffix` or ends in ``.suffix``."""
         found = [n for n in ast.walk(self.node) if isinstance(n, ast.Call) and ends_with(n.func, suffix)]
@@ -42,11 +58,35 @@ class FunctionSource:
         return sorted(found, key=lambda n: n.lineno)
 
     def guards(self, inner: ast.AST) -> list[str]:
-        """Source of every ``if`` test that encloses `inner` inside this function, outermost first.
+        """The tests that must hold for `inner` to be reached inside this function, outermost first.
 
-        A node in the ``else`` branch is guarded by ``not (test)``.
+        Those are the tests of the ``if`` it stands in (``not (test)`` for the ``else`` branch), the operands before it
+        in ``and`` and ``or``, and ``not (test)`` for each earlier ``if test:`` that leaves by return, raise, continue
+        or break. ``assert`` does not count.
         """
-        return list(_guards(self.node, inner))
+        return [test for outer, child in itertools.pairwise(self.way_to(inner)) for test in _tests(outer, child)]
+
+    def all_calls(self) -> list[ast.Call]:
+        """Every call in the body."""
+        return [n for n in ast.walk(self.node) if isinstance(n, ast.Call)]
+
+    def blocks(self, inner: ast.AST) -> list[str]:
+        """First lines of the loops, handlers, comprehensions and nested definitions around `inner`, outermost first."""
+        around = [node for node in self.way_to(inner)[1:-1] if isinstance(node, Block)]
+        return [ast.unparse(node).strip().partition("\n")[0] for node in around]
+
+    def way_to(self, inner: ast.AST) -> list[ast.AST]:
+        """The nodes from the function's own down to `inner`, both included; empty when it is not in here."""
+        way = [inner]
+        while way[0] is not self.node:
+            if way[0] not in self._parents:
+                return []
+            way.insert(0, self._parents[way[0]])
+        return way
+
+    @cached_property
+    def _parents(self) -> dict[ast.AST, ast.AST]:
+        return {child: node for node in ast.walk(self.node) for child in ast.iter_child_nodes(node)}
 
 
 class SourceTree:
@@ -62,30 +102,88 @@ class SourceTree:
         return entry[1] if entry else None
 
     def function(self, dotted: str, qualname: str) -> FunctionSource | None:
-        """The last definition of `qualname` (``name`` or ``Class.name``) in module `dotted`; None when absent."""
+        """The last definition of `qualname` (``name`` or ``Class.name``) in module `dotted`; None when absent.
+
+        Raises:
+            Rebound: the module assigns something else to that name afterwards.
+        """
         entry = self._load(dotted)
         if entry is None:
             return None
         path, scope = entry
-        body: list[ast.stmt] = scope.body
-        *classes, name = qualname.split(".")
-        for wanted in classes:
-            match = next((n for n in body if isinstance(n, ast.ClassDef) and n.name == wanted), None)
-            if match is None:
+        found: ast.AST = scope
+        for name in qualname.split("."):
+            inner = _last(getattr(found, "body", []), name)
+            if inner is None:
                 return None
-            body = match.body
-        functions = [n for n in _flat(body) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef) and n.name == name]
-        return FunctionSource(dotted, qualname, path, functions[-1]) if functions else None
+            found = inner
+        if "." in qualname and any(_sets(n, qualname) for n in _flat(scope.body)):
+            raise Rebound(f"{qualname} is assigned to after its class in {dotted}")
+        return (
+            FunctionSource(dotted, qualname, path, found)
+            if isinstance(found, ast.FunctionDef | ast.AsyncFunctionDef)
+            else None
+        )
 
     def has_class(self, dotted: str, name: str) -> bool:
         """Whether module `dotted` defines class `name` at its top level."""
         module = self.module(dotted)
-        return module is not None and any(isinstance(n, ast.ClassDef) and n.name == name for n in module.body)
+        return module is not None and isinstance(_last(module.body, name), ast.ClassDef)
+
+    def has_module(self, dotted: str) -> bool:
+        """Whether there is a module `dotted`, whatever it holds."""
+        return self._file(dotted) is not None
+
+    def mentions(self, dotted: str, word: str) -> bool:
+        """Whether `word` stands in the text of module `dotted`, or anywhere in the package `dotted`.
+
+        The text need not be valid Python. A file that cannot be read may hold anything, so it counts as a mention.
+        """
+        folder = self.root.joinpath(*dotted.split("."))
+        file = self._file(dotted)
+        files = {*folder.rglob("*.py"), *([file] if file else [])}
+        return any(_has_word(file, word) for file in files)
+
+    def callees(self, function: FunctionSource, calls: Iterable[ast.Call]) -> Iterator[FunctionSource]:
+        """What `function` reaches by these `calls` of it: imported functions, those of its module, methods of its class.
+
+        What those of its module and class call there is followed too.
+        """
+        seen = {function.target}
+        names = {dotted_name(call.func) for call in calls}
+        todo = [
+            found for name in names if (found := self._imported(function.module, name) or self._local(function, name))
+        ]
+        while todo:
+            callee = todo.pop()
+            if callee.target in seen:
+                continue
+            seen.add(callee.target)
+            yield callee
+            if callee.module == function.module:
+                names = {dotted_name(call.func) for call in callee.all_calls()}
+                todo += [found for name in names if (found := self._local(callee, name))]
+
+    def _local(self, caller: FunctionSource, name: str) -> FunctionSource | None:
+        owner = caller.qualname.rpartition(".")[0]
+        qualname = name.replace("self.", f"{owner}.", 1) if owner else name
+        return SourceTree.function(self, caller.module, qualname) if qualname.count(".") <= 1 else None
+
+    def _imported(self, dotted: str, name: str) -> FunctionSource | None:
+        module = self.module(dotted)
+        froms = [n for n in ast.walk(module) if isinstance(n, ast.ImportFrom) and not n.level] if module else []
+        places = [
+            (str(n.module), alias.name) for n in froms for alias in n.names if name == (alias.asname or alias.name)
+        ]
+        return next((found for place in places if (found := SourceTree.function(self, *place))), None)
+
+    def _file(self, dotted: str) -> Path | None:
+        base = self.root.joinpath(*dotted.split("."))
+        return next((p for p in (base.with_suffix(".py"), base / "__init__.py") if p.is_file()), None)
 
     def _load(self, dotted: str) -> tuple[Path, ast.Module] | None:
         if dotted not in self._modules:
-            base = self.root.joinpath(*dotted.split("."))
-            path = next((p for p in (base.with_suffix(".py"), base / "__init__.py") if p.is_file()), None)
+            path = self._file(dotted)
             self._modules[dotted] = (path, ast.parse(path.read_text("utf-8"), str(path))) if path else None
         return self._modules[dotted]
 
@@ -107,24 +205,93 @@ def ends_with(node: ast.AST, suffix: str) -> bool:
 
 
 def _flat(body: list[ast.stmt]) -> Iterator[ast.stmt]:
-    """Statements of a body, those inside top-level ``if``/``try`` included."""
+    """Statements that run with a body, those inside its ``if``, ``try``, ``with`` and loops included."""
     for statement in body:
         yield statement
-        for field in ("body", "orelse", "handlers", "finalbody"):
-            if isinstance(statement, ast.If | ast.Try):
-                yield from _flat([n for n in getattr(statement, field, []) if isinstance(n, ast.stmt)])
+        if not isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            yield from _flat(list(_parts(statement)))
 
 
-def _guards(scope: ast.AST, inner: ast.AST) -> list[str]:
-    for child in ast.iter_child_nodes(scope):
-        if child is inner:
-            return []
-        if not any(n is inner for n in ast.walk(child)):
-            continue
-        deeper = _guards(child, inner)
-        if isinstance(child, ast.If) and not any(n is inner for n in ast.walk(child.test)):
-            test = ast.unparse(child.test)
-            positive = any(n is inner for statement in child.body for n in ast.walk(statement))
-            return [test if positive else f"not ({test})", *deeper]
-        return deeper
-    return []
+def _parts(statement: ast.AST) -> Iterator[ast.stmt]:
+    """The statements directly in a compound statement, handlers and cases included."""
+    for child in ast.iter_child_nodes(statement):
+        if isinstance(child, ast.stmt):
+            yield child
+        elif isinstance(child, ast.ExceptHandler | ast.match_case):
+            yield from child.body
+
+
+def _last(body: list[ast.stmt], name: str) -> ast.stmt | None:
+    """The definition that `name` stands for when a body has run; None when the body does not define it."""
+    bound = [n for n in _flat(body) if _defines(n, name) or _sets(n, name) or _imports(n, name)]
+    if not any(_defines(n, name) for n in bound):
+        return None
+    if not _defines(bound[-1], name):
+        raise Rebound(f"{name} is bound anew in line {bound[-1].lineno}")
+    return bound[-1]
+
+
+def _defines(node: ast.AST, name: str) -> bool:
+    return isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) and node.name == name
+
+
+def _imports(node: ast.AST, name: str) -> bool:
+    return isinstance(node, ast.Import | ast.ImportFrom) and any((a.asname or a.name) == name for a in node.names)
+
+
+def _sets(node: ast.AST, dotted: str) -> bool:
+    """Whether a statement assigns to the name or attribute `dotted`, by ``=`` or by `setattr`."""
+    if isinstance(node, ast.Assign | ast.AnnAssign):
+        targets = node.targets if isinstance(node, ast.Assign) else [node.target] if node.value else []
+        return any(dotted_name(n) == dotted for target in targets for n in (target, *getattr(target, "elts", ())))
+    if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call) and dotted_name(node.value.func) == "setattr":
+        match node.value.args:
+            case [owner, ast.Constant(value=attribute), *_]:
+                return f"{dotted_name(owner)}.{attribute!s}" == dotted
+    return False
+
+
+def _has_word(file: Path, word: str) -> bool:
+    try:
+        return bool(re.search(rf"\b{re.escape(word)}\b", file.read_text("utf-8", errors="replace")))
+    except OSError:
+        return True
+
+
+def _tests(outer: ast.AST, child: ast.AST) -> Iterator[str]:
+    """What `outer` asks before it gets to its `child`."""
+    bodies = [b for name in ("body", "orelse", "finalbody") if isinstance(b := getattr(outer, name, None), list)]
+    if isinstance(outer, ast.If | ast.IfExp) and child is not outer.test:
+        positive = child in outer.body if isinstance(outer.body, list) else child is outer.body
+        test = ast.unparse(outer.test)
+        yield _if(test, positive)
+    if isinstance(outer, ast.BoolOp):
+        before = itertools.takewhile(lambda operand: operand is not child, outer.values)
+        yield from (_if(ast.unparse(operand), isinstance(outer.op, ast.And)) for operand in before)
+    for body in bodies:
+        if child in body:
+            for statement in body[: body.index(child)]:
+                yield from (_if(test, False) for test in _exits(statement))
+
+
+def _if(test: str, holds: bool) -> str:
+    return test if holds else f"not ({test})"
+
+
+def _exits(statement: ast.stmt, own_loop: bool = False) -> list[str]:
+    """The conditions under which a statement leaves the body it stands in; ``True`` when it always does."""
+    if isinstance(statement, ast.Return | ast.Raise):
+        return ["True"]
+    if isinstance(statement, ast.Continue | ast.Break):
+        return [] if own_loop else ["True"]
+    if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+        return []
+    if not isinstance(statement, ast.If):
+        own_loop = own_loop or isinstance(statement, ast.For | ast.AsyncFor | ast.While)
+        return [test for part in _parts(statement) for test in _exits(part, own_loop)]
+    test = ast.unparse(statement.test)
+    found = []
+    for branch, body in ((f"({test})", statement.body), (f"(not ({test}))", statement.orelse)):
+        inner = [exit for part in body for exit in _exits(part, own_loop)]
+        found += [branch] if "True" in inner else [f"{branch} and ({exit})" for exit in inner]
+    return found
