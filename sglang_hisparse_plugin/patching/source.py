@@ -145,7 +145,7 @@ class SourceTree:
         return any(_has_word(file, word) for file in files)
 
     def callees(self, function: FunctionSource, calls: Iterable[ast.Call]) -> Iterator[FunctionSource]:
-        """What `function` reaches by these `calls` of it: imported functions, those of its module, methods of its class.
+        """What `function` reaches by these `calls`: imported functions, those of its module, methods of its class.
 
         What those of its module and class call there is followed too.
         """
@@ -291,7 +291,7 @@ def _exits(statement: ast.stmt, own_loop: bool = False) -> list[str]:
         return [test for part in _parts(statement) for test in _exits(part, own_loop)]
     test = ast.unparse(statement.test)
     found = []
-    for branch, body in ((f"({test})", statement.body), (f"(not ({test}))", statement.orelse)):
+    for branch, body in ((test, statement.body), (_if(test, False), statement.orelse)):
         inner = [exit for part in body for exit in _exits(part, own_loop)]
-        found += [branch] if "True" in inner else [f"{branch} and ({exit})" for exit in inner]
+        found += [branch] if "True" in inner else [f"({branch}) and ({exit})" for exit in inner]
     return found

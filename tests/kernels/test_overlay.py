@@ -7,11 +7,13 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from world import World
 
 from sglang_hisparse_plugin.demo import cpu, releases
+from sglang_hisparse_plugin.kernels import build
 from sglang_hisparse_plugin.kernels import swap_in as kernels
 from sglang_hisparse_plugin.matrix import TESTED
 from sglang_hisparse_plugin.overlays import swap_in as overlay
@@ -77,6 +79,28 @@ def test_another_platform_keeps_its_kernel(routed, monkeypatch, caplog) -> None:
     assert [record.message for record in caplog.records if "swap-in" in record.message] == [
         "HiSparse overlay swap-in: skipped on ROCm; SGLang's own kernel serves"
     ]
+
+
+def test_cuda_without_a_compiler_keeps_sglangs_kernel(routed, monkeypatch, caplog) -> None:
+    """It may be built already; our op would fall to plain torch, which no CUDA graph can capture."""
+    original, _ = routed
+    calls = []
+    monkeypatch.setattr("torch.version.hip", None)
+    monkeypatch.setattr(kernels, "swap_in", lambda **call: calls.append("ours"))
+    monkeypatch.setattr(original, "serve", lambda **call: calls.append("SGLang's"))
+    cuda = SimpleNamespace(device=SimpleNamespace(type="cuda"))
+    monkeypatch.setattr(build, "find_nvcc", lambda: None)
+    overlay.swap_in(original, page_size=1, block_size=960, device_buffer=cuda)
+    overlay.swap_in(original, page_size=1, block_size=960, device_buffer=cuda)
+    assert calls == ["SGLang's", "SGLang's"]
+    assert [record.message for record in caplog.records] == [
+        "HiSparse overlay swap-in: skipped, no CUDA compiler was found: put nvcc on PATH or set CUDA_HOME; "
+        "SGLang's own kernel serves"
+    ]
+    overlay._elsewhere.cache_clear()
+    monkeypatch.setattr(build, "find_nvcc", lambda: "nvcc")
+    overlay.swap_in(original, page_size=1, block_size=960, device_buffer=cuda)
+    assert calls[2:] == ["ours"]
 
 
 def test_a_kernel_that_does_not_build_leaves_sglangs(routed, monkeypatch, caplog) -> None:

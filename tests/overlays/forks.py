@@ -22,6 +22,9 @@ class Fork:
     new: str
     named: str
     """What the refusal must name."""
+    old_too: str = ""
+    """Replaced by `new_too` after that."""
+    new_too: str = ""
 
 
 METHOD = "ScheduleBatch.release_req"
@@ -29,6 +32,14 @@ NEXT = "Scheduler.get_next_batch_to_run"
 FINISHED = "HiSparseCoordinator.request_finished"
 MIXIN = "sglang.srt.managers.scheduler_output_processor_mixin"
 DECODE = "sglang.srt.disaggregation.decode"
+PREBUILT = "SchedulerOutputProcessorMixin.process_batch_result_prebuilt"
+DROP = "SchedulerDisaggregationDecodeMixin._handle_kv_checksum_mismatch"
+ABORT = "Scheduler.process_pending_chunked_abort"
+PAUSE = "Scheduler.pause_generation"
+RETRACT = "HiSparseCoordinator.retract_req"
+ADMIT = "HiSparseCoordinator.admit_request_direct"
+FREE = "release_kv_cache("
+RETURN = "            return\n        "
 
 FORKS = (
     Fork("retract-order", "frees elsewhere", OLD, BATCH, METHOD, "release_kv_cache(", "give_up(", "release_kv_cache"),
@@ -161,4 +172,172 @@ FORKS = (
         "self.pp_size > 2",
         "> 2",
     ),
+    # a fix that only looks like one
+    Fork(
+        "pause-staged",
+        "queue in a log line",
+        NEW,
+        SCHEDULER,
+        PAUSE,
+        "self.running_batch.reqs = []",
+        "logger.info(f'{len(self.hisparse_coordinator.ack_staging_queue)}')\n        self.running_batch.reqs = []",
+        "ack_staging_queue",
+    ),
+    Fork(
+        "pause-staged",
+        "queue too late",
+        NEW,
+        SCHEDULER,
+        PAUSE,
+        "self.running_batch.reqs = []",
+        "late = [a.req for a in self.hisparse_coordinator.ack_staging_queue]\n        self.running_batch.reqs = []",
+        "before retract_all",
+    ),
+    Fork(
+        "retract-once",
+        "another early return",
+        OLD,
+        COORDINATOR,
+        RETRACT,
+        "if req.hisparse_staging:",
+        "if not req.finished() and self.frozen:\n            return\n        if req.hisparse_staging:",
+        "self.frozen",
+    ),
+    Fork(
+        "quick-finish",
+        "metrics are told",
+        OLD,
+        MIXIN,
+        PREBUILT,
+        "release_kv_cache(",
+        "self.metrics.request_finished(req)\n                release_kv_cache(",
+        "metrics",
+    ),
+    Fork(
+        "quick-finish",
+        "told with metrics only",
+        OLD,
+        MIXIN,
+        PREBUILT,
+        "release_kv_cache(",
+        "if self.metrics: self.hisparse_coordinator.request_finished(req)\n                release_kv_cache(",
+        "self.metrics",
+    ),
+    Fork(
+        "checksum-drop",
+        "told with metrics only",
+        NEW,
+        DECODE,
+        DROP,
+        "release_kv_cache(",
+        "self.enable_metrics and self.hisparse_coordinator.request_finished(req)\n        release_kv_cache(",
+        "enable_metrics",
+    ),
+    Fork(
+        "chunked-abort",
+        "metrics are told",
+        NEW,
+        SCHEDULER,
+        ABORT,
+        "release_kv_cache(",
+        "self.metrics.request_finished(req)\n        release_kv_cache(",
+        "metrics",
+    ),
+    Fork(
+        "idle-staging",
+        "queue in a log line",
+        OLD,
+        SCHEDULER,
+        "Scheduler.is_fully_idle",
+        "return idle",
+        "logger.info(self.hisparse_coordinator.has_ongoing_staging())\n        return idle",
+        "changes nothing",
+    ),
+    Fork(
+        "retract-order",
+        "another receiver",
+        NEW,
+        BATCH,
+        "release_req",
+        "hisparse_coordinator.retract_req(req)",
+        "tree_cache.retract_req(req)",
+        "tree_cache",
+    ),
+    # a free that is not always reached, or more than once
+    Fork("retract-order", "early return", OLD, BATCH, METHOD, FREE, f"if self.frozen:\n{RETURN}{FREE}", "frozen"),
+    Fork(
+        "retract-order",
+        "early return in a loop",
+        OLD,
+        BATCH,
+        METHOD,
+        FREE,
+        f"for hook in self.exits:\n            if hook(req): return\n        {FREE}",
+        "hook(req)",
+    ),
+    Fork("retract-order", "in a loop", OLD, BATCH, METHOD, FREE, f"for _ in self.parts: {FREE}", "self.parts"),
+    Fork(
+        "quick-finish",
+        "early continue",
+        OLD,
+        MIXIN,
+        PREBUILT,
+        "if req.finished()",
+        "if req.frozen:\n                continue\n            if req.finished()",
+        "frozen",
+    ),
+    Fork("checksum-drop", "early return", NEW, DECODE, DROP, FREE, f"if self.frozen:\n{RETURN}{FREE}", "frozen"),
+    Fork("chunked-abort", "early return", NEW, SCHEDULER, ABORT, FREE, f"if self.frozen:\n{RETURN}{FREE}", "frozen"),
+    Fork(
+        "pause-staged",
+        "early return",
+        NEW,
+        SCHEDULER,
+        PAUSE,
+        "retract_reqs = [",
+        f"if self.frozen:\n{RETURN}retract_reqs = [",
+        "frozen",
+    ),
+    # what a hook cannot stand in for
+    Fork("retract-order", "static", OLD, BATCH, METHOD, "    def", "    @staticmethod\n    def", "@staticmethod"),
+    Fork("direct-flag", "decorated", OLD, COORDINATOR, ADMIT, "    def", "    @traced(1)\n    def", "@traced(1)"),
+    Fork("finish-unbuffered", "async", OLD, COORDINATOR, FINISHED, "def", "async def", "async"),
+    Fork("retract-order", "keyword only", OLD, BATCH, METHOD, "self, idx", "self, *, idx", "*, idx"),
+    Fork("retract-once", "more parameters", OLD, COORDINATOR, RETRACT, "req: Req", "req: Req, hard=False", "hard"),
+    Fork("batch-full", "any parameters", OLD, SCHEDULER, NEXT, "(self)", "(self, *args)", "*args"),
+    # the fix in another form
+    Fork(
+        "retract-order",
+        "finished instead",
+        OLD,
+        BATCH,
+        METHOD,
+        FREE,
+        f"self.hisparse_coordinator.request_finished(req)\n        {FREE}",
+        "retract_req(req) or nothing",
+    ),
+    Fork(
+        "retract-order",
+        "told by a helper",
+        OLD,
+        BATCH,
+        METHOD,
+        "def release_req(",
+        "def tell(self, req):\n        self.coordinator().retract_req(req)\n\n    def release_req(",
+        "ScheduleBatch.tell",
+        FREE,
+        f"self.tell(req)\n        {FREE}",
+    ),
 )
+
+#: Put at the end of a module, each makes of a method something that its class does not show.
+ADDED = {
+    "another class": (
+        "class ScheduleBatch:\n    def release_req(self, position): ...\n",
+        "one call of release_kv_cache",
+    ),
+    "assigned": ("ScheduleBatch.release_req = lambda self, idx: None\n", "ScheduleBatch.release_req"),
+    "set": ('setattr(ScheduleBatch, "release_req", print)\n', "ScheduleBatch.release_req"),
+    "assigned in a branch": ("if True:\n    ScheduleBatch.release_req = print\n", "ScheduleBatch.release_req"),
+    "class bound anew": ("ScheduleBatch = final(ScheduleBatch)\n", "ScheduleBatch"),
+}

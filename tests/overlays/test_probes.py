@@ -12,7 +12,7 @@ from sglang_hisparse_plugin.patching import series
 from sglang_hisparse_plugin.patching.outcome import Absent, Defective, Fixed, Unknown
 from sglang_hisparse_plugin.patching.source import SourceTree
 
-from .forks import FORKS, Fork
+from .forks import ADDED, FORKS, NEW, OLD, Fork
 from .verdicts import RELEASES, VERDICTS
 
 KINDS = {"D": Defective, "F": Fixed, "-": Absent}
@@ -59,8 +59,70 @@ def test_fork_is_not_guessed_at(fork: Fork, tmp_path: Path) -> None:
     first, last = function.node.lineno - 1, function.node.end_lineno
     body = "".join(lines[first:last])
     assert fork.old in body
-    text = "".join([*lines[:first], body.replace(fork.old, fork.new, 1), *lines[last:]])
+    body = body.replace(fork.old, fork.new, 1)
+    if fork.old_too:
+        assert fork.old_too in body
+        body = body.replace(fork.old_too, fork.new_too, 1)
+    text = "".join([*lines[:first], body, *lines[last:]])
     series.lay_over(source, {str(function.path.relative_to(source)): text}, tmp_path / "fork")
     verdict = BY_ID[fork.overlay].probe(SourceTree(tmp_path / "fork"))
     assert isinstance(verdict, Unknown), verdict
     assert fork.named in verdict.found + verdict.expected, verdict
+
+
+@pytest.mark.parametrize("what", ADDED)
+def test_a_method_replaced_later_is_not_guessed_at(what: str, tmp_path: Path) -> None:
+    added, named = ADDED[what]
+    source, path = fetch(OLD), "sglang/srt/managers/schedule_batch.py"
+    series.lay_over(source, {path: (source / path).read_text("utf-8") + added}, tmp_path / "fork")
+    verdict = BY_ID["retract-order"].probe(SourceTree(tmp_path / "fork"))
+    assert isinstance(verdict, Unknown) and named in verdict.found + verdict.expected, verdict
+
+
+def test_a_guard_of_its_own_is_a_fix(tmp_path: Path) -> None:
+    """The control to the early returns that are none."""
+    source, path = fetch(OLD), "sglang/srt/managers/hisparse_coordinator.py"
+    text = (source / path).read_text("utf-8")
+    branch = "        if req.hisparse_staging:\n            self.abort_staging_request(req)"
+    assert text.count(branch) == 1
+    guard = "        if self.frozen or req.finished():\n            return\n"
+    series.lay_over(source, {path: text.replace(branch, guard + branch)}, tmp_path / "fork")
+    assert isinstance(BY_ID["retract-once"].probe(SourceTree(tmp_path / "fork")), Fixed)
+
+
+@pytest.mark.parametrize("release", [OLD, NEW])
+def test_a_coordinator_that_moved_is_not_a_lack_of_hisparse(release: str, tmp_path: Path) -> None:
+    source, path = fetch(release), "sglang/srt/managers/hisparse_coordinator.py"
+    series.lay_over(source, {path: ""}, tmp_path / "fork")
+    (tmp_path / "fork" / path).rename(tmp_path / "fork/sglang/srt/managers/sparse.py")
+    verdicts = [overlay.probe(SourceTree(tmp_path / "fork")) for overlay in OVERLAYS]
+    assert all(isinstance(v, Unknown) and "HiSparseCoordinator" in v.expected for v in verdicts), verdicts
+
+
+def _tree(root: Path, files: dict[str, str]) -> SourceTree:
+    for name, text in files.items():
+        path = root / "sglang" / "srt" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return SourceTree(root)
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {},
+        {"managers/scheduler.py": ""},
+        {"server_args.py": "enable_hisparse: bool = False"},
+        {"server_args.py": "", "arg_groups/fields/memory.py": "enable_hisparse: bool = ("},
+        {"server_args.py": "", "managers/hisparse_coordinator.py": ""},
+    ],
+    ids=["empty", "no arguments", "flag", "flag in a broken file", "no class"],
+)
+def test_a_lack_of_hisparse_is_not_concluded_from_little(files: dict[str, str], tmp_path: Path) -> None:
+    verdicts = [overlay.probe(_tree(tmp_path, files)) for overlay in OVERLAYS]
+    assert all(isinstance(v, Unknown) and "HiSparseCoordinator" in v.expected for v in verdicts), verdicts
+
+
+def test_a_lack_of_hisparse(tmp_path: Path) -> None:
+    tree = _tree(tmp_path, {"server_args.py": "not_enable_hisparse_but = 1", "arg_groups/broken.py": "def ("})
+    assert all(isinstance(overlay.probe(tree), Absent) for overlay in OVERLAYS)
