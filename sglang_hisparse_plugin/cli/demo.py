@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib.metadata
 import importlib.util
 import json
@@ -13,22 +14,27 @@ import signal
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from datetime import datetime, timezone
 from pathlib import Path
+from types import FrameType
 
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
+from rich.text import Text
 
-from .. import __version__, installation
-from ..demo import checks, model, releases, server
+from .. import __version__, installation, upstream
+from ..demo import checks, cpu, model, releases, server
 from ..demo.setup import SCALES, Launcher, Scale, Target
 
 CPU_RELEASES = ("0.5.10.post1", "0.5.12")
 REAL = "SGLang's scheduler, batches, HiSparse coordinator, allocators, pools and HTTP server; the model's weights"
-STAND_INS = "DSA indexer, sparse attention, swap-in and KV copies, in plain torch; streams and pinned memory"
+ADDED = "a hook that reads the pools' free slots, and one that makes the wrong host rows of the controls"
+
+Say = Callable[[str], None]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -50,37 +56,81 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Exit code 0: every check held; 1: one did not; 2: the demo cannot run here."""
-    console = Console(stderr=options.json)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # servers are stopped on the way out
     try:
-        _require("torch", "safetensors")
-        targets = _targets(options, console)
-    except (releases.ReleaseUnavailable, installation.NotInstalled, _Missing) as error:
+        with _orderly_end():
+            return _demo(options, Console(stderr=True))
+    except (_CannotRun, releases.ReleaseUnavailable, installation.NotInstalled) as error:
         print(f"sglang-hisparse demo: {error}", file=sys.stderr)
         return 2
-    work = options.work_dir or Path(tempfile.mkdtemp(prefix="sglang-hisparse-demo-"))
-    work.mkdir(parents=True, exist_ok=True)
-    reports = _run(targets, SCALES[options.device], work, console)
-    passed = all(report.passed for report in reports)
+
+
+class _CannotRun(Exception):
+    """Something the demo needs is not here; the text says what, and the remedy."""
+
+
+@contextlib.contextmanager
+def _orderly_end() -> Iterator[None]:
+    """An interruption, SIGTERM or a closed terminal leaves as an exception would; further ones do not disturb that."""
+    names = signal.SIGINT, signal.SIGTERM, signal.SIGHUP
+    heeded = [name for name in names if signal.getsignal(name) != signal.SIG_IGN]  # as SIGHUP is under nohup
+
+    def leave(number: int, _: FrameType | None) -> None:
+        for name in heeded:
+            signal.signal(name, signal.SIG_IGN)
+        sys.exit(128 + number)
+
+    before = {name: signal.signal(name, leave) for name in heeded}
+    try:
+        yield
+    finally:
+        for name, handler in before.items():
+            signal.signal(name, handler)
+
+
+def _demo(options: argparse.Namespace, console: Console) -> int:
+    """`console`: for progress and remarks; the result goes to stdout."""
+    _require(options.device)
+    targets = _targets(options, console)
+    work = _folder(options.work_dir)
+    keep = options.work_dir is not None
+    try:
+        reports = _run(targets, SCALES[options.device], work, console)
+        passed = all(report.passed for report in reports)
+        keep = keep or not passed
+    finally:
+        if not keep:
+            shutil.rmtree(work, ignore_errors=True)
+    out = console if options.json else Console()
     if options.json:
         print(json.dumps(_summary(options.device, reports), indent=2))
     else:
-        _print(console, options.device, reports)
-    if options.work_dir or not passed:
-        console.print(f"Logs: {work}")
-    else:
-        shutil.rmtree(work)
+        _print(out, options.device, reports)
+    if keep:
+        _line(out, f"Logs: {work}")
+    _line(out, _verdict(options.device, reports))
     return 0 if passed else 1
 
 
-class _Missing(Exception):
-    """A package the demo needs is not installed."""
-
-
-def _require(*packages: str) -> None:
-    missing = [name for name in packages if importlib.util.find_spec(name) is None]
+def _require(device: str) -> None:
+    missing = [name for name in ("torch", "safetensors") if importlib.util.find_spec(name) is None]
     if missing:
-        raise _Missing(f"{' and '.join(missing)} missing; `make demo` builds an environment that has what it takes")
+        raise _CannotRun(f"{' and '.join(missing)} missing; `make demo` builds an environment that has what it takes")
+    if device == "cuda":
+        import torch
+
+        if not torch.cuda.is_available():
+            raise _CannotRun("torch finds no CUDA device here; use --device cpu")
+
+
+def _folder(wanted: Path | None) -> Path:
+    """For the model and the logs."""
+    try:
+        if wanted is None:
+            return Path(tempfile.mkdtemp(prefix="sglang-hisparse-demo-"))
+        wanted.mkdir(parents=True, exist_ok=True)
+        return wanted
+    except OSError as error:
+        raise _CannotRun(f"no folder for the model and the logs: {error}; name another one with --work-dir") from error
 
 
 def _targets(options: argparse.Namespace, console: Console) -> list[Target]:
@@ -88,38 +138,81 @@ def _targets(options: argparse.Namespace, console: Console) -> list[Target]:
     if not wanted:
         try:
             found = installation.find(options.sglang_path)
-            return [Target(found.version, found.root)]
+            return [_fit(Target(found.version, found.root))]
         except installation.NotInstalled:
             if options.sglang_path or options.device != "cpu":
                 raise
             wanted = CPU_RELEASES
+    else:
+        wanted = list(dict.fromkeys(map(releases.canonical, wanted)))
     targets = []
-    for release in wanted:
-        with console.status(f"SGLang {release}: fetching the wheel"):
-            targets.append(Target(release, releases.fetch(release)))
+    with _progress(console) as begin:
+        for release in wanted:
+            begin(f"SGLang {release}")("looking for the wheel, or fetching it")
+            targets.append(_fit(Target(release, releases.fetch(release))))
     return targets
 
 
+def _fit(target: Target) -> Target:
+    if upstream.lacks_hisparse(installation.find(target.root).tree):
+        raise _CannotRun(f"SGLang {target.name} has no HiSparse; take a release from {CPU_RELEASES[0]} on")
+    return target
+
+
 def _run(targets: list[Target], scale: Scale, work: Path, console: Console) -> list[checks.Report]:
-    columns = SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn()
-    with Progress(*columns, console=console, transient=True) as progress, ThreadPoolExecutor(len(targets)) as pool:
-        writing = progress.add_task("writing the model")
-        weights = model.write(work / "model", scale.dims)
-        progress.remove_task(writing)
+    with _progress(console) as begin, ThreadPoolExecutor(len(targets)) as pool:
+        says = [begin(f"SGLang {target.name}") for target in targets]
+        says[0]("writing the model")
+        try:
+            weights = model.write(work / "model", scale.dims)
+        except OSError as error:
+            raise _CannotRun(
+                f"cannot write the model to {work}: {error}; make room there, or name another folder with --work-dir"
+            ) from error
 
-        def one(target: Target) -> checks.Report:
-            task = progress.add_task(f"SGLang {target.name}")
-
-            def say(text: str) -> None:
-                progress.update(task, description=f"SGLang {target.name}: {text}")
-
+        def one(target: Target, say: Say) -> checks.Report:
             return checks.run(Launcher(target, scale, weights, work, say))
 
-        try:  # a GPU holds one server at a time; on a CPU most of a server's start is waiting for imports
-            return [one(target) for target in targets] if scale.device == "cuda" else list(pool.map(one, targets))
+        # a GPU holds one server at a time; on a CPU most of a server's start is waiting for imports
+        every: Callable[..., Iterator[checks.Report]] = map if scale.device == "cuda" else pool.map
+        try:
+            return list(every(one, targets, says))
         except BaseException:
             server.stop_all()
             raise
+
+
+@contextlib.contextmanager
+def _progress(console: Console) -> Iterator[Callable[[str], Say]]:
+    """Something that begins a task and returns what says how far it is: spinners for a person, else plain lines."""
+    if not console.is_terminal:
+        yield lambda name: _line_by_line(console, name)
+        return
+    columns = SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn()
+    with Progress(*columns, console=console, transient=True) as progress:
+
+        def begin(name: str) -> Say:
+            task = progress.add_task(name)
+            return lambda text: progress.update(task, description=f"{name}: {text}")
+
+        yield begin
+
+
+def _line_by_line(console: Console, name: str) -> Say:
+    last = ""
+
+    def say(text: str) -> None:
+        nonlocal last
+        if text != last:
+            _line(console, f"{name}: {text}")
+        last = text
+
+    return say
+
+
+def _line(console: Console, text: str) -> None:
+    """As it is: no markup, no wrapping."""
+    console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 def _summary(device: str, reports: list[checks.Report]) -> dict[str, object]:
@@ -127,7 +220,9 @@ def _summary(device: str, reports: list[checks.Report]) -> dict[str, object]:
         "device": device,
         **_machine(device),
         "real": REAL,
-        "stand_ins": STAND_INS if device == "cpu" else None,
+        "added": ADDED,
+        "stand_ins": list(cpu.STAND_INS.values()) if device == "cpu" else None,
+        "verdict": _verdict(device, reports),
         "passed": all(report.passed for report in reports),
         "releases": [{**asdict(report), "passed": report.passed} for report in reports],
     }
@@ -135,8 +230,6 @@ def _summary(device: str, reports: list[checks.Report]) -> dict[str, object]:
 
 def _machine(device: str) -> dict[str, object]:
     """Where and with what this ran, for the record."""
-    here = Path(__file__).parent
-    git = subprocess.run(["git", "-C", here, "rev-parse", "HEAD"], check=False, capture_output=True, text=True)
     if device == "cuda":
         import torch
 
@@ -147,18 +240,47 @@ def _machine(device: str) -> dict[str, object]:
         "hardware": name,
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "plugin": __version__,
-        "commit": git.stdout.strip() or None,
+        "commit": _commit(Path(__file__).resolve().parents[2]),
         "python": platform.python_version(),
         "torch": importlib.metadata.version("torch"),
     }
 
 
+def _commit(checkout: Path) -> str | None:
+    """What is checked out in `checkout`; None where it is not the top of a repository, as site-packages is not."""
+    command = ["git", "-C", str(checkout), "rev-parse", "--show-toplevel", "HEAD"]
+    try:
+        top, commit = subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()
+    except (OSError, subprocess.CalledProcessError, ValueError):
+        return None
+    return commit if Path(top).resolve() == checkout else None
+
+
+def _verdict(device: str, reports: list[checks.Report]) -> str:
+    """The whole result in one line."""
+    outcomes = [check.passed for report in reports for check in report.checks]
+    made, failed, not_made = (len(outcomes) - outcomes.count(None), outcomes.count(False), outcomes.count(None))
+    where = f"SGLang {' and '.join(report.release for report in reports)}, {device}"
+    if not all(report.checks for report in reports):
+        return f"not every check was made on {where}"
+    verdict = f"{failed} of {made} checks fail" if failed else f"all {made} checks hold"
+    return f"{verdict} on {where}" + (f"; {not_made} not applicable" if not_made else "")
+
+
 def _print(console: Console, device: str, reports: list[checks.Report]) -> None:
     for report in reports:
         table = Table(title=f"SGLang {report.release}, {device}", title_justify="left", show_header=False)
+        for _ in range(3):
+            table.add_column(overflow="fold")
         for check in report.checks:
             verdict = {True: "[green]holds[/]", False: "[bold red]FAILS[/]", None: "[dim]n/a[/]"}[check.passed]
-            table.add_row(verdict, check.name, check.detail)
+            table.add_row(verdict, Text(check.name), Text(check.detail))
         console.print(table, f"{report.figures['seconds']:.0f} s")
-    console.print(f"Real: {REAL}.")
-    console.print(f"CPU stand-ins: {STAND_INS}." if device == "cpu" else "No stand-ins.")
+    _line(console, f"Real: {REAL}.")
+    _line(console, f"Added: {ADDED}.")
+    if device == "cpu":
+        _line(console, "Stand-ins, because this is no GPU:")
+        for text in cpu.STAND_INS.values():
+            _line(console, f"- {text}.")
+    else:
+        _line(console, "No stand-ins.")

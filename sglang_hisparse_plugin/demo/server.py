@@ -138,6 +138,8 @@ class Server:
         try:
             with urllib.request.urlopen(request, timeout=timeout) as answer:
                 return json.load(answer)
+        except OSError:
+            raise
         except (http.client.HTTPException, ValueError) as error:  # a server that dies in the middle of its answer
             raise ConnectionError(f"half an answer: {type(error).__name__}: {error}") from error
 

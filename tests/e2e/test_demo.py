@@ -27,6 +27,7 @@ PLUGIN_OFF = [
     "control: with the plugin off, retraction kills or corrupts",
     "control: with the plugin off, more requests than slots kill",
 ]
+NEEDS_A_GPU = ["the plugin's swap-in kernel did the work", "walks are exact with SGLang's own swap-in kernel, too"]
 
 
 def demo(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
@@ -42,6 +43,7 @@ def test_every_claim_holds_on_a_release(release: str, defective: bool, tmp_path:
     report: dict[str, Any] = json.loads(done.stdout)["releases"][0]
     outcomes = {check["name"]: check["passed"] for check in report["checks"]}
     expected = dict.fromkeys(WITH_HISPARSE, True) | dict.fromkeys(PLUGIN_OFF, True if defective else None)
+    expected |= dict.fromkeys(NEEDS_A_GPU)
     assert outcomes == expected, json.dumps(report["checks"], indent=1)
     assert done.returncode == 0
     assert report["figures"]["retractions"] > 0
@@ -52,6 +54,13 @@ def test_every_claim_holds_on_a_release(release: str, defective: bool, tmp_path:
 def test_every_claim_holds_on_a_gpu(tmp_path: Path) -> None:
     done = demo("--json", "--device", "cuda", "--work-dir", str(tmp_path))
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_a_release_without_hisparse() -> None:
+    done = demo("--release", "0.5.9")
+    assert done.returncode == 2
+    assert "SGLang 0.5.9 has no HiSparse" in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def test_an_sglang_that_is_not_there(tmp_path: Path) -> None:
