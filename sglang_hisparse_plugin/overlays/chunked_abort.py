@@ -15,9 +15,11 @@ METHOD = "process_pending_chunked_abort"
 
 @probe
 def judge(tree: SourceTree) -> Verdict:
-    if not tree.mentions(upstream.COORDINATOR, "allocate_spec_scratch"):
+    found = upstream.scheduler_method(tree, METHOD)
+    workspace = upstream.coordinator_method(tree, "allocate_spec_scratch")
+    if workspace is None and not tree.mentions(upstream.COORDINATOR, "allocate_spec_scratch"):
         return Absent("in this SGLang a request holds nothing of the coordinator's before its prefill is done")
-    abort = existing(upstream.scheduler_method(tree, METHOD), METHOD)
+    abort = existing(found, METHOD)
     free = expect_free(abort, [{"req is not None", "self.chunked_req is req"}])
     if tells(tree, abort, "request_finished", free):
         return Fixed(f"{METHOD} tells the coordinator first")
