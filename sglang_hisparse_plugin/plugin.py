@@ -94,7 +94,7 @@ def _from_cli_args(original: Any, cls: Any, namespace: argparse.Namespace, *args
     except config.ConfigError as error:
         _stop(str(error), code=2)
     settings.export()
-    if settings.mode != "off" and getattr(namespace, "enable_hisparse", False):
+    if settings.mode == "strict" and getattr(namespace, "enable_hisparse", False):
         _enforce(settings, engine.plan(OVERLAYS, installation.find().tree, settings.skip))
     return original(cls, namespace, *args, **kwargs)
 

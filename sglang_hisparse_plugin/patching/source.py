@@ -95,6 +95,7 @@ class SourceTree:
     def __init__(self, root: Path) -> None:
         self.root = root
         self._modules: dict[str, tuple[Path, ast.Module] | None] = {}
+        self._imports: dict[str, list[tuple[str, str, str]]] = {}
 
     def module(self, dotted: str) -> ast.Module | None:
         """Syntax tree of module `dotted`; None when there is no such module."""
@@ -170,12 +171,16 @@ class SourceTree:
         return SourceTree.function(self, caller.module, qualname) if qualname.count(".") <= 1 else None
 
     def _imported(self, dotted: str, name: str) -> FunctionSource | None:
-        module = self.module(dotted)
-        froms = [n for n in ast.walk(module) if isinstance(n, ast.ImportFrom) and not n.level] if module else []
-        places = [
-            (str(n.module), alias.name) for n in froms for alias in n.names if name == (alias.asname or alias.name)
-        ]
+        places = [(module, original) for module, original, known_as in self._froms(dotted) if known_as == name]
         return next((found for place in places if (found := SourceTree.function(self, *place))), None)
+
+    def _froms(self, dotted: str) -> list[tuple[str, str, str]]:
+        """Module, name there and name here of every absolute ``from module import name`` in `dotted`."""
+        if dotted not in self._imports:
+            module = self.module(dotted)
+            froms = [n for n in ast.walk(module) if isinstance(n, ast.ImportFrom) and not n.level] if module else []
+            self._imports[dotted] = [(str(n.module), a.name, a.asname or a.name) for n in froms for a in n.names]
+        return self._imports[dotted]
 
     def _file(self, dotted: str) -> Path | None:
         base = self.root.joinpath(*dotted.split("."))
