@@ -40,8 +40,8 @@ def _runs() -> list[tuple[str, str]]:
 
 
 @cache
-def _results(release: str, variant: str) -> dict[str, dict]:
-    """What all scenarios found, by mode, from one process."""
+def _results(release: str, variant: str) -> dict[str, dict] | str:
+    """What all scenarios found, by mode, from one process; a text if it did not get that far."""
     with tempfile.TemporaryDirectory() as scratch:
         sglang = releases.fetch(release)
         if variant == "patched":
@@ -56,9 +56,7 @@ def _results(release: str, variant: str) -> dict[str, dict]:
     lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
     results = json.loads(lines[0]) if len(lines) == 1 else {}
     if done.returncode or not all(results.get(mode) for mode in MODES):
-        pytest.fail(
-            f"the scheduler of {release} ({variant}) did not start:\n{done.stdout[-2000:]}{done.stderr[-4000:]}"
-        )
+        return f"the scheduler of {release} ({variant}) did not start:\n{done.stdout[-2000:]}{done.stderr[-4000:]}"
     return results
 
 
@@ -72,7 +70,10 @@ def _results(release: str, variant: str) -> dict[str, dict]:
     ],
 )
 def test_scenario(release: str, variant: str, mode: str, scenario: str) -> None:
-    result = _results(release, variant)[mode][scenario]
+    results = _results(release, variant)
+    if isinstance(results, str):
+        pytest.fail(results)
+    result = results[mode][scenario]
     assert result, "the process ended in the middle of the scenario"
     found = [*result["findings"], *filter(None, [result["crash"]])]
     if result["skipped"]:
