@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import functools
 import logging
 import sys
 from collections.abc import Callable
@@ -21,8 +20,6 @@ logger = logging.getLogger(__name__)
 
 ids = tuple(overlay.id for overlay in OVERLAYS)
 ledger = engine.Ledger()
-_sglang = functools.cache(installation.find)
-"""The SGLang of this process: what is read of its source is read once."""
 
 ARGUMENTS = "sglang.srt.server_args"
 SCHEDULER = "sglang.srt.managers.scheduler"
@@ -37,7 +34,7 @@ def register() -> None:
 def activate() -> None:
     """Entry from `_bootstrap` on releases without a loader: wraps each module as soon as it is imported."""
     try:
-        sglang = _sglang()
+        sglang = installation.find()
     except installation.NotInstalled:  # somebody looked for it in vain
         return
     if config.allowed_by_sglang() and not sglang.has_loader:
@@ -79,7 +76,7 @@ def _hook_scheduler(hooker: Hooker) -> None:
     settings = _settings()
     if settings.mode == "off":
         return
-    tree = _sglang().tree
+    tree = installation.find().tree
     engine.apply(OVERLAYS, tree, engine.plan(OVERLAYS, tree, settings.skip), lambda _target: hooker, ledger)
     _install_once(hooker, f"{SCHEDULER}:Scheduler.__init__", _scheduler_init)
 
@@ -98,7 +95,7 @@ def _from_cli_args(original: Any, cls: Any, namespace: argparse.Namespace, *args
         _stop(str(error), code=2)
     settings.export()
     if settings.mode == "strict" and getattr(namespace, "enable_hisparse", False):
-        _enforce(settings, engine.plan(OVERLAYS, _sglang().tree, settings.skip))
+        _enforce(settings, engine.plan(OVERLAYS, installation.find().tree, settings.skip))
     return original(cls, namespace, *args, **kwargs)
 
 
@@ -106,7 +103,7 @@ def _scheduler_init(original: Any, scheduler: Any, server_args: Any, *args: Any,
     if getattr(server_args, "enable_hisparse", False):
         settings = _settings()
         engine.verify(OVERLAYS, ledger)
-        first = upstream.tp_rank(_sglang().tree, (server_args, *args), kwargs) == 0
+        first = upstream.tp_rank(installation.find().tree, (server_args, *args), kwargs) == 0
         for level, line in report(ledger.outcomes, settings):
             logger.log(level if first else logging.DEBUG, line)
         _enforce(settings, ledger.outcomes)
@@ -116,8 +113,9 @@ def _scheduler_init(original: Any, scheduler: Any, server_args: Any, *args: Any,
 def report(outcomes: engine.Plan, settings: config.Config) -> list[tuple[int, str]]:
     """Log level and text of the start log: a headline, then a line per overlay."""
     count = {label: sum(isinstance(o, kind) for o in outcomes.values()) for kind, label in LABELS.items()}
-    headline = f"HiSparse plugin {__version__} on SGLang {_sglang().version}, mode {settings.mode}: " + ", ".join(
-        f"{n} {label}" for label, n in count.items()
+    headline = (
+        f"HiSparse plugin {__version__} on SGLang {installation.find().version}, mode {settings.mode}: "
+        + ", ".join(f"{n} {label}" for label, n in count.items())
     )
     lines = [(logging.INFO, headline)]
     for overlay, outcome in outcomes.items():
