@@ -69,6 +69,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerProcessor)
     count(s);
     __syncthreads();  // all sums are there
   }
+  if (threadIdx.x < 32) report(s, p, row, rank, totals.misses);
   auto misses = work.place(s, p, r, 0);
   write_lru(s, r.lru, rank, totals);  // while the addresses of the rows are on their way
   for (int round = 0;; ++round) {
@@ -77,7 +78,6 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerProcessor)
     if (!work.has(round + 1)) break;
     misses = work.place(s, p, r, round + 1);
   }
-  if (threadIdx.x == 0) report(s, p, row, rank, totals.misses);
   if (repeated) {
     cluster_sync<Config>();  // all first occurrences are answered
     answer_repeated(s, r, rank);

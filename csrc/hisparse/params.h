@@ -13,6 +13,9 @@ struct IndexArray {
   int32_t element_bytes;  // 4 or 8; values fit in 31 bits
 };
 
+// Entries answered without a copy, misses, bytes, requests; then requests by bits of their number of misses.
+constexpr int kCounters = 18, kMissCounters = 4;
+
 struct SwapInParams {
   // Read. A row of the request tables belongs to one request-pool slot.
   const int32_t* top_k_tokens;        // [batch, top_k] token positions; outside [0, seq_len): no token
@@ -34,7 +37,7 @@ struct SwapInParams {
   int64_t* miss_src;           // [batch, >= top_k] host rows copied, or nullptr
   int32_t* miss_dst;           // [batch, >= top_k] device rows written, with miss_src
   int32_t* miss_count;         // [batch], with miss_src
-  unsigned long long* counters;  // [3] hits, misses, bytes: added to; or nullptr
+  unsigned long long* counters;  // [kCounters], added to; or nullptr
 
   // Strides between rows: elements for tables, bytes for the caches.
   int64_t top_k_stride, locs_out_stride, buffer_tokens_stride, buffer_locs_stride, host_locs_stride, lru_stride;

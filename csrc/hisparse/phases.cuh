@@ -131,16 +131,33 @@ __device__ __forceinline__ void clear(SharedMemory<Config>& s, int rank) {
   }
 }
 
+// Lanes 0 .. 4 of one warp count a request: one instruction. `hits` may be of a part of the request.
+__device__ __forceinline__ void count_request(const SwapInParams& p, int hits, int misses) {
+  const int lane = threadIdx.x % 32;
+  const int bits = min(32 - __clz(misses), kCounters - kMissCounters - 1);
+  const int64_t add = lane == 0 ? hits : lane == 1 ? misses : lane == 2 ? int64_t{misses} * p.row_bytes : 1;
+  const int at = lane < kMissCounters ? lane : kMissCounters + bits;
+  if (lane <= kMissCounters && add != 0) atomicAdd(p.counters + at, static_cast<unsigned long long>(add));
+}
+
 // Padding, and sequences the buffer holds whole, in order: no tables but the locs are read, none is written.
 template <typename Config>
 __device__ __forceinline__ void answer_from_positions(
     const SwapInParams& p, const Request& r, const int32_t* top_k, int rank) {
   const int row = blockIdx.x / Config::kCluster;
   if (p.miss_count && rank == 0 && threadIdx.x == 0) p.miss_count[row] = 0;
+  int hits = 0;
   for (int i = rank * Config::kThreads + threadIdx.x; i < Config::kTopK; i += Config::kCluster * Config::kThreads) {
     const int32_t loc = r.real ? r.fixed_loc(ptx::load(top_k + i), Config::kHot) : -1;
     r.locs_out[i] = loc;
-    if (p.counters && loc >= 0) atomicAdd(&p.counters[0], 1ull);
+    hits += loc >= 0;
+  }
+  if (!p.counters || !r.real) return;
+  hits = __reduce_add_sync(~0u, hits);
+  if (rank == 0 && threadIdx.x < 32) {
+    count_request(p, hits, 0);
+  } else if (threadIdx.x % 32 == 0 && hits != 0) {
+    atomicAdd(p.counters, static_cast<unsigned long long>(hits));
   }
 }
 
@@ -498,17 +515,17 @@ __device__ __forceinline__ void write_lru(
   }
 }
 
-// One thread of each block.
+// One warp of each block.
 template <typename Config>
 __device__ __forceinline__ void report(
     const SharedMemory<Config>& s, const SwapInParams& p, int row, int rank, int misses) {
-  if (rank == 0 && p.miss_count) p.miss_count[row] = misses;
+  if (rank == 0 && p.miss_count && threadIdx.x == 0) p.miss_count[row] = misses;
   if (!p.counters) return;
-  if (s.no_slot != 0) atomicAdd(&p.counters[0], 0ull - s.no_slot);
-  if (rank != 0) return;
-  atomicAdd(&p.counters[0], static_cast<unsigned long long>(Config::kTopK - misses));
-  atomicAdd(&p.counters[1], static_cast<unsigned long long>(misses));
-  atomicAdd(&p.counters[2], static_cast<unsigned long long>(misses) * p.row_bytes);
+  if (rank == 0) {
+    count_request(p, Config::kTopK - misses - s.no_slot, misses);
+  } else if (threadIdx.x == 0 && s.no_slot != 0) {
+    atomicAdd(p.counters, 0ull - s.no_slot);
+  }
 }
 
 template <typename Config>

@@ -14,7 +14,7 @@ from rich.table import Table
 
 from .. import __version__
 
-OURS = "plugin"
+OURS, COUNTING = "plugin", "plugin, counting"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -37,13 +37,14 @@ def run(options: argparse.Namespace) -> int:
 
     console = Console()
     try:
-        kernels = {OURS: bench.plugin_kernel(), **bench.installed_kernel()}
+        ours, device = bench.plugin_kernel(), torch.device("cuda", torch.cuda.current_device())
+        kernels = {OURS: ours, COUNTING: bench.counting(ours, device), **bench.installed_kernel()}
     except build.CompilerMissing as error:
         print(f"sglang-hisparse bench: {error}", file=sys.stderr)
         return 2
     cells = bench.grid(options.quick)
     with console.status("filling host memory and measuring the link"):
-        arena = bench.Arena(cells, torch.device("cuda", torch.cuda.current_device()))
+        arena = bench.Arena(cells, device)
         machine = bench.describe_machine(arena, sorted({cell.row_bytes for cell in cells}))
     results = []
     with Progress(console=console, transient=True) as progress:
@@ -51,7 +52,12 @@ def run(options: argparse.Namespace) -> int:
         for result in bench.measure(cells, kernels, arena=arena):
             results.append(result)
             progress.advance(task)
-    report = {"plugin": __version__, **machine, "cells": [bench.as_row(result, machine) for result in results]}
+    report = {
+        "plugin": __version__,
+        **machine,
+        "counting_cost_percent": round(bench.counting_cost_percent(results, OURS, COUNTING), 3),
+        "cells": [bench.as_row(result, machine) for result in results],
+    }
     if options.json:
         options.json.write_text(json.dumps(report, indent=1) + "\n")
     _print(console, report, list(kernels))
@@ -66,7 +72,8 @@ def _print(console: Console, report: dict[str, Any], kernels: list[str]) -> None
         highlight=False,
         soft_wrap=True,
     )
-    others = [name for name in kernels if name != OURS]
+    console.print(f"Counters on cost {report['counting_cost_percent']:+.2f}% of a call (median of all cells)")
+    others = [name for name in kernels if name not in (OURS, COUNTING)]
     table = Table("batch", "misses", "row B", "hot", f"{OURS} us", "spread", "GB/s", "% link", "/ bound", box=None)
     for name in others:
         table.add_column(f"{name} us")

@@ -149,6 +149,15 @@ class Scene:
             num_real_reqs=self.real,
         )
 
+    def steps(self, kernel: SwapIn) -> Callable[[], None]:
+        """One call after the other, as a decode does."""
+
+        def run() -> None:
+            for step in range(STEPS):
+                self.call(kernel, step)
+
+        return run
+
     def verify(self, name: str) -> None:
         """After the last step each selected token's row is where the kernel says, and the LRU order is whole."""
         src = self.host_locs.gather(1, self.selected[-1].long()).flatten()
@@ -171,6 +180,17 @@ def plugin_kernel() -> SwapIn:
         raise build.CompilerMissing("no CUDA compiler was found: put nvcc on PATH or set CUDA_HOME")
     build.loader()
     return op.swap_in
+
+
+def counting(kernel: SwapIn, device: torch.device) -> SwapIn:
+    """The same kernel with its counters on."""
+    counters = torch.zeros(op.COUNTERS, dtype=torch.int64, device=device)
+    return lambda **call: kernel(counters=counters, **call)
+
+
+def counting_cost_percent(results: Sequence[Result], plain: str, counting: str) -> float:
+    """What counting adds to a call, in percent: the median over the cells."""
+    return statistics.median(100 * (r.median[counting] / r.median[plain] - 1) for r in results)
 
 
 def installed_kernel() -> dict[str, SwapIn]:
@@ -216,25 +236,33 @@ def as_row(result: Result, machine: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def time_graph(capture: Callable[[], None], reset: Callable[[], None], replays: int) -> list[float]:
-    """Milliseconds of each replay of what `capture` launches, `reset` before each."""
+def capture_graph(capture: Callable[[], None], reset: Callable[[], None]) -> torch.cuda.CUDAGraph:
+    """A graph of what `capture` launches."""
     reset()
     capture()  # compiles, and loads the code
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         capture()
-    times = []
-    for _ in range(replays + 1):
-        reset()
-        torch.cuda._sleep(200_000)  # the device is busy until the replay is queued
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        times.append(start.elapsed_time(end))
-    return times[1:]
+    return graph
+
+
+def time_replay(graph: torch.cuda.CUDAGraph, reset: Callable[[], None]) -> float:
+    """Milliseconds of one replay, after `reset`."""
+    reset()
+    torch.cuda._sleep(200_000)  # the device is busy until the replay is queued
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    start.record()
+    graph.replay()
+    end.record()
+    end.synchronize()
+    return float(start.elapsed_time(end))
+
+
+def time_graph(capture: Callable[[], None], reset: Callable[[], None], replays: int) -> list[float]:
+    """Milliseconds of each replay of what `capture` launches, `reset` before each."""
+    graph = capture_graph(capture, reset)
+    return [time_replay(graph, reset) for _ in range(replays + 1)][1:]
 
 
 def measure(
@@ -245,23 +273,22 @@ def measure(
     check: bool = True,
     arena: Arena | None = None,
 ) -> Iterator[Result]:
-    """Time every kernel in every cell. Yields as it goes."""
+    """Time every kernel in every cell; they take turns, so that what drifts drifts for all. Yields as it goes."""
     arena = arena or Arena(cells, torch.device("cuda", torch.cuda.current_device()))
     _wake(arena.device)
     for cell in cells:
         scene = Scene(arena, cell)
         result = Result(cell)
-        for name, kernel in kernels.items():
-
-            def steps(scene: Scene = scene, kernel: SwapIn = kernel) -> None:
-                for step in range(STEPS):
-                    scene.call(kernel, step)
-
-            times = [ms * 1e3 / STEPS for ms in time_graph(steps, scene.reset, replays)]
-            result.median[name] = statistics.median(times)
-            result.low[name], result.high[name] = min(times), max(times)
-            if check:
-                scene.verify(name)
+        graphs = {name: capture_graph(scene.steps(kernel), scene.reset) for name, kernel in kernels.items()}
+        times: dict[str, list[float]] = {name: [] for name in kernels}
+        for turn in range(replays + 1):
+            for name, graph in graphs.items():
+                times[name].append(time_replay(graph, scene.reset) * 1e3 / STEPS)
+                if check and turn == replays:
+                    scene.verify(name)
+        for name, us in times.items():
+            result.median[name] = statistics.median(us[1:])
+            result.low[name], result.high[name] = min(us[1:]), max(us[1:])
         yield result
 
 

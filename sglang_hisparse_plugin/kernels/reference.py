@@ -9,6 +9,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from . import counters as count
+
 
 def swap_in(
     *,
@@ -64,8 +66,9 @@ def swap_in(
         if miss_src is not None and miss_dst is not None and miss_count is not None:
             miss_src[row, :misses], miss_dst[row, :misses], miss_count[row] = src, dst, misses
         if counters is not None:
-            hits = int(found.sum()) - misses
-            counters += torch.tensor([hits, misses, misses * item_size_bytes], device=counters.device)
+            served = [int(found.sum()) - misses, misses, misses * item_size_bytes, 1]
+            counters[: count.MISSES] += torch.tensor(served, device=counters.device)
+            counters[count.MISSES + count.miss_bucket(misses)] += 1
 
 
 def copy_planned(

@@ -14,6 +14,9 @@ import torch
 from torch import Tensor
 
 from . import build, reference
+from .counters import COUNTERS, MISS_BUCKETS
+
+__all__ = ["COUNTERS", "MISS_BUCKETS", "check_swap_in", "copy_planned", "swap_in", "swap_in_kernel"]
 
 INDEX_TYPES = (torch.int32, torch.int64)
 MAX_HOT_BUFFER = 32768
@@ -68,7 +71,8 @@ def swap_in(
             in the extra page, and is neither looked up nor copied. None: no resident tail.
         miss_src, miss_dst, miss_count: [batch, >= num_top_k] int64, [batch, >= num_top_k] int32, [batch] int32; the
             host and device rows of this call's copies, for :func:`copy_planned` on other layers. All or none.
-        counters: [3] int64, to which entries answered without a copy, misses, and bytes copied are added.
+        counters: [COUNTERS] int64, to which are added: entries answered without a copy, misses, bytes copied, requests
+            served, and how many of these requests fall in each of MISS_BUCKETS.
         skip_io: update the tables but copy no row (a timing probe).
 
     Raises:
@@ -209,7 +213,7 @@ def check_swap_in(
     elif not (miss_src is miss_dst is miss_count is None):
         raise ValueError("miss_src, miss_dst and miss_count are one plan: pass all three or none")
     if counters is not None:
-        _vector("counters", counters, (torch.int64,), 3, device)
+        _vector("counters", counters, (torch.int64,), COUNTERS, device)
     _caches(host_cache, device_buffer, item_size_bytes, device)
 
 

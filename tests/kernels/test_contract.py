@@ -57,7 +57,8 @@ BROKEN = [
         ValueError,
         r"miss_src is \[1, 3\]",
     ),
-    ({"counters": zeros(3)}, TypeError, "counters is torch.int32: torch.int64"),
+    ({"counters": zeros(18)}, TypeError, "counters is torch.int32: torch.int64"),
+    ({"counters": zeros(17, dtype=torch.int64)}, ValueError, r"counters is \[17\]: \[18\] or longer"),
     ({"item_size_bytes": 17}, ValueError, "item_size_bytes is 17, a row of host_cache has 16 bytes"),
     ({"item_size_bytes": 0}, ValueError, "item_size_bytes is 0"),
     (

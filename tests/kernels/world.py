@@ -10,6 +10,7 @@ import oracle
 import torch
 
 POISON_LOC = 0x5EED  # what no output entry may keep
+COUNTED = [10 * i for i in range(18)]  # what the counters hold before a call
 
 
 class World:
@@ -107,7 +108,7 @@ class World:
             options["miss_dst"] = torch.full((batch, self.top_k + 2), -7, dtype=torch.int32, device=device)
             options["miss_count"] = torch.full((batch,), -7, dtype=torch.int32, device=device)
         if counters:
-            options["counters"] = torch.tensor([10, 20, 30], dtype=torch.int64, device=device)
+            options["counters"] = torch.tensor(COUNTED, dtype=torch.int64, device=device)
         op(
             top_k_tokens=tokens_in,
             device_buffer_tokens=self.tokens,
@@ -126,7 +127,7 @@ class World:
             **options,
         )
 
-        totals = [10, 20, 30]
+        totals = list(COUNTED)
         for row, request in enumerate(requests):
             if row >= (batch if real is None else real):
                 expected = oracle.Answer([-1] * self.top_k)
@@ -141,9 +142,11 @@ class World:
             wrong = [(i, got[i], wanted[i]) for i in range(len(wanted)) if got[i] != wanted[i]]
             assert not wrong, f"locs of row {row}: {len(wrong)} wrong, (index, got, wanted): {wrong[:8]}"
             copies = len(expected.copies)
-            totals = [
-                total + more for total, more in zip(totals, (expected.hits, copies, copies * self.item), strict=True)
-            ]
+            if row < (batch if real is None else real):
+                bucket = next(k for k in range(14) if copies < 2**k or k == 13)
+                for at, more in enumerate((expected.hits, copies, copies * self.item, 1)):
+                    totals[at] += more
+                totals[4 + bucket] += 1
             if plan:
                 assert options["miss_count"][row] == copies, f"miss_count of row {row}"
                 src, dst = options["miss_src"][row].tolist(), options["miss_dst"][row].tolist()

@@ -7,12 +7,12 @@ from typing import Any
 
 import wrapt
 
-_counters: list[Any] = []  # one int64 tensor: hits, misses, bytes
+_counters: list[Any] = []  # the op's counters
 
 
 def counts() -> dict[str, int]:
     """What all swap-ins of this process did together, over requests and layers."""
-    values = _counters[0].tolist() if _counters else [0, 0, 0]
+    values = _counters[0][:3].tolist() if _counters else [0, 0, 0]
     return dict(zip(("hits", "misses", "bytes"), values, strict=True))
 
 
@@ -47,7 +47,9 @@ def _counted(wrapped: Any, _: Any, args: Any, kwargs: Any) -> Any:
     if kwargs.get("counters") is None:
         import torch
 
+        from sglang_hisparse_plugin.kernels.counters import COUNTERS
+
         if not _counters:
-            _counters.append(torch.zeros(3, dtype=torch.int64))
+            _counters.append(torch.zeros(COUNTERS, dtype=torch.int64))
         kwargs = kwargs | {"counters": _counters[0]}
     return wrapped(*args, **kwargs)
