@@ -6,6 +6,10 @@ key. After one lap around the cycle it looks the keys up in what it generated it
 depends on one particular row of the KV cache, in each of two layers: the first contributes the high digit of the
 answer, the second the low digit. A row that is lost, stale or in the wrong place gives another token.
 
+The next-token layer (MTP, the draft of speculative decoding) does all of it in one layer, on a KV cache of its own, from
+the last token alone: so it proposes what the model will find. `Draft` has versions of it that are wrong on purpose; the
+model's answer does not depend on it.
+
 The answer of a prompt is computed by a dictionary (`walk`), never by a model.
 """
 
@@ -14,6 +18,7 @@ from __future__ import annotations
 import json
 import random
 from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -133,18 +138,29 @@ class Dims:
 CPU = Dims(heads=4, kv_lora_rank=128, qk_nope_head_dim=64, v_head_dim=64, index_heads=4, index_topk=32)
 CUDA = Dims(heads=64, kv_lora_rank=512, qk_nope_head_dim=128, v_head_dim=128, index_heads=64, index_topk=2048)
 
+
+class Draft(Enum):
+    """A next-token layer, by how many of the BASE low digits it gets wrong."""
+
+    RIGHT = 0
+    HALF = BASE // 2  #: drafts are accepted and rejected in turns that nobody can foresee
+    WRONG = BASE  #: every draft is rejected
+
+
 CODE = 64  #: length of an address code, entries +-1 that sum to zero
 OVERLAP = 28  #: the largest dot product of two different codes (CODE with itself)
 SHARPNESS = 8.0  #: of attention: exp(-SHARPNESS * (CODE - OVERLAP) * softmax scale) is what a wrong row weighs
+EXPERTS = 8  #: of the next-token layer, all zero
 DIGIT = 8.0  #: of a one-hot entry, so that it weighs in RMS norms as much as a code
 
 # Subspaces of a KV cache row and of the hidden state, as slices.
-ROW_CODE, ROW_DIGIT = slice(0, CODE), slice(CODE, CODE + BASE)
+ROW_CODE, ROW_DIGIT = slice(0, CODE), slice(CODE, CODE + BASE)  # the next-token layer has a second digit behind it
 WANTED = slice(0, CODE)  # code of the address to look up
 ADDRESS = slice(CODE, 2 * CODE)  # code of the token's own address
 OWN = (slice(128, 160), slice(160, 192))  # the token's digits: high, low
 FOUND = (slice(192, 224), slice(224, 256))  # digits found by layer 0, by layer 1
 NEXT_TAG = slice(256, 258)  # one-hot, of the token to be written
+EMBEDDING = 2 * CODE + 3 * DIGIT**2  # squared length of an edge's embedding
 
 
 def address_codes(seed: int = 0) -> Any:
@@ -168,19 +184,22 @@ def content_digits(seed: int = 0) -> list[tuple[int, int]]:
     return [divmod(number, BASE) for number in numbers]
 
 
-def tensors(dims: Dims) -> dict[str, Any]:
-    """Every weight by its Hugging Face name, bfloat16 (the index key norm float32)."""
+def tensors(dims: Dims, draft: Draft = Draft.RIGHT) -> dict[str, Any]:
+    """Every weight by its Hugging Face name, bfloat16 (the index key norm and the router's bias float32)."""
     import torch
 
     weights = {"model.norm.weight": torch.ones(dims.hidden)}
     weights["model.embed_tokens.weight"], weights["lm_head.weight"] = _vocabulary(dims)
-    for layer in range(dims.layers):
-        for name, tensor in _layer(dims, digit=layer).items():
-            weights[f"model.layers.{layer}.{name}"] = tensor
+    layers = [_attention(dims, digits=(layer,)) | _no_mlp(dims, "mlp") for layer in range(dims.layers)]
+    for number, layer in enumerate([*layers, _next_token_layer(dims, draft)]):
+        weights |= {f"model.layers.{number}.{name}": tensor for name, tensor in layer.items()}
     return {
-        name: tensor.to(torch.float32 if "k_norm" in name else torch.bfloat16).contiguous()
+        name: tensor.to(torch.float32 if name.endswith(_FLOAT32) else torch.bfloat16).contiguous()
         for name, tensor in weights.items()
     }
+
+
+_FLOAT32 = ("k_norm.weight", "k_norm.bias", "e_score_correction_bias")
 
 
 def _vocabulary(dims: Dims) -> tuple[Any, Any]:
@@ -202,7 +221,41 @@ def _vocabulary(dims: Dims) -> tuple[Any, Any]:
     return embed, head
 
 
-def _layer(dims: Dims, digit: int) -> dict[str, Any]:
+def _next_token_layer(dims: Dims, draft: Draft) -> dict[str, Any]:
+    """Both digits in one layer; its input is the last token's embedding, the model's hidden state plays no role."""
+    import torch
+
+    eye = torch.eye(dims.hidden)
+    weights = {
+        "enorm.weight": torch.full((dims.hidden,), (EMBEDDING / dims.hidden) ** 0.5),  # undoes the norm's division
+        "hnorm.weight": torch.ones(dims.hidden),
+        "eh_proj.weight": torch.cat([eye, torch.zeros_like(eye)], dim=1),
+        "shared_head.norm.weight": torch.ones(dims.hidden),
+    }
+    weights |= _attention(dims, digits=(0, 1))
+    low = weights["self_attn.o_proj.weight"][FOUND[1]]
+    low[: draft.value] = low[: draft.value].roll(1, 0)
+    # SGLang makes this layer a mixture of experts, whatever the configuration says of the others.
+    weights |= _no_mlp(dims, "mlp.shared_experts")
+    for expert in range(EXPERTS):
+        weights |= _no_mlp(dims, f"mlp.experts.{expert}")
+    weights["mlp.gate.weight"] = torch.zeros(EXPERTS, dims.hidden)
+    weights["mlp.gate.e_score_correction_bias"] = torch.zeros(EXPERTS)
+    return weights
+
+
+def _no_mlp(dims: Dims, name: str) -> dict[str, Any]:
+    import torch
+
+    return {
+        f"{name}.gate_proj.weight": torch.zeros(dims.intermediate, dims.hidden),
+        f"{name}.up_proj.weight": torch.zeros(dims.intermediate, dims.hidden),
+        f"{name}.down_proj.weight": torch.zeros(dims.hidden, dims.intermediate),
+    }
+
+
+def _attention(dims: Dims, digits: tuple[int, ...]) -> dict[str, Any]:
+    """Attention, indexer and norms of a layer that finds these digits (0 the high one, 1 the low one)."""
     import torch
 
     def zeros(*shape: int) -> Any:
@@ -214,15 +267,17 @@ def _layer(dims: Dims, digit: int) -> dict[str, Any]:
     q_b = zeros(dims.heads, dims.qk_nope_head_dim + dims.rope, dims.q_lora_rank)
     q_b[:, :CODE, :CODE] = code * SHARPNESS
 
-    # A row of the KV cache: address code, then this layer's digit. Nothing in the rotary part: position plays no role.
+    # A row of the KV cache: address code, then this layer's digits. Nothing in the rotary part: position plays no role.
     kv_a = zeros(dims.kv_lora_rank + dims.rope, dims.hidden)
     kv_a[ROW_CODE, ADDRESS] = code
-    kv_a[ROW_DIGIT, OWN[digit]] = ones
     kv_b = zeros(dims.heads, dims.qk_nope_head_dim + dims.v_head_dim, dims.kv_lora_rank)
     kv_b[:, :CODE, ROW_CODE] = code
-    kv_b[:, dims.qk_nope_head_dim : dims.qk_nope_head_dim + BASE, ROW_DIGIT] = ones
     o = zeros(dims.hidden, dims.heads, dims.v_head_dim)
-    o[FOUND[digit], :, :BASE] = ones[:, None, :] / dims.heads
+    for i, digit in enumerate(digits):
+        row, value = _behind(ROW_CODE.stop, i), _behind(0, i)
+        kv_a[row, OWN[digit]] = ones
+        kv_b[:, _behind(dims.qk_nope_head_dim, i), row] = ones
+        o[FOUND[digit], :, value] = ones[:, None, :] / dims.heads
 
     # The indexer asks the same question. Rotary entries come first and stay zero, LayerNorm's weight sees to it.
     nope = slice(dims.rope, dims.rope + CODE)
@@ -241,9 +296,9 @@ def _layer(dims: Dims, digit: int) -> dict[str, Any]:
         "self_attn.q_a_layernorm.weight": torch.full((dims.q_lora_rank,), (CODE / dims.q_lora_rank) ** 0.5),
         "self_attn.q_b_proj.weight": q_b.flatten(0, 1),
         "self_attn.kv_a_proj_with_mqa.weight": kv_a,
-        # entries of a row keep their size whatever the rank: RMS norm divides by sqrt((CODE + DIGIT**2) / rank)
+        # entries of a row keep their size whatever the rank: this undoes the norm's division
         "self_attn.kv_a_layernorm.weight": torch.full(
-            (dims.kv_lora_rank,), ((CODE + DIGIT**2) / dims.kv_lora_rank) ** 0.5
+            (dims.kv_lora_rank,), ((CODE + len(digits) * DIGIT**2) / dims.kv_lora_rank) ** 0.5
         ),
         "self_attn.kv_b_proj.weight": kv_b.flatten(0, 1),
         "self_attn.o_proj.weight": o.flatten(1, 2),
@@ -253,14 +308,16 @@ def _layer(dims: Dims, digit: int) -> dict[str, Any]:
         "self_attn.indexer.k_norm.bias": zeros(dims.index_head_dim),
         "self_attn.indexer.weights_proj.weight": gates,
         "post_attention_layernorm.weight": torch.ones(dims.hidden),
-        "mlp.gate_proj.weight": zeros(dims.intermediate, dims.hidden),
-        "mlp.up_proj.weight": zeros(dims.intermediate, dims.hidden),
-        "mlp.down_proj.weight": zeros(dims.hidden, dims.intermediate),
     }
 
 
+def _behind(start: int, digits: int) -> slice:
+    """Where a digit is that comes after `digits` others."""
+    return slice(start + digits * BASE, start + (digits + 1) * BASE)
+
+
 def config(dims: Dims) -> dict[str, Any]:
-    """The `config.json` of DeepSeek-V3.2 with these sizes; every layer dense, its MLP zero."""
+    """The `config.json` of DeepSeek-V3.2 with these sizes; its layers dense, their MLPs zero."""
     return {
         "architectures": ["DeepseekV32ForCausalLM"],
         "model_type": "deepseek_v32",
@@ -282,14 +339,14 @@ def config(dims: Dims) -> dict[str, Any]:
         "moe_intermediate_size": dims.intermediate,
         "moe_layer_freq": 1,
         "n_group": 1,
-        "n_routed_experts": 8,
+        "n_routed_experts": EXPERTS,
         "n_shared_experts": 1,
         "norm_topk_prob": True,
         "num_attention_heads": dims.heads,
         "num_experts_per_tok": 2,
         "num_hidden_layers": dims.layers,
         "num_key_value_heads": dims.heads,
-        "num_nextn_predict_layers": 0,
+        "num_nextn_predict_layers": 1,
         "q_lora_rank": dims.q_lora_rank,
         "qk_nope_head_dim": dims.qk_nope_head_dim,
         "qk_rope_head_dim": dims.rope,
@@ -316,7 +373,7 @@ def config(dims: Dims) -> dict[str, Any]:
     }
 
 
-def write(folder: Path, dims: Dims) -> Path:
+def write(folder: Path, dims: Dims, draft: Draft = Draft.RIGHT) -> Path:
     """Write `config.json` and `model.safetensors` into `folder` (made if missing) and return it.
 
     Raises:
@@ -328,7 +385,7 @@ def write(folder: Path, dims: Dims) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config(dims), indent=1))
     try:
-        save_file(tensors(dims), str(folder / "model.safetensors"), metadata={"format": "pt"})
+        save_file(tensors(dims, draft), str(folder / "model.safetensors"), metadata={"format": "pt"})
     except SafetensorError as error:
         raise OSError(str(error)) from error
     return folder
