@@ -1,0 +1,242 @@
+"""What sizes follow from: the shape of a model, the HiSparse flags, and a release. Standard library only."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+#: Bytes per element of the latent KV row, by --kv-cache-dtype.
+KV_DTYPES = ("bfloat16", "fp8_e4m3")
+#: In fp8 rows, each group of this many latent elements has a float32 scale, and the rope part stays bfloat16.
+QUANT_BLOCK = 128
+MAX_DEVICE_BUFFER = 32768  # slots are int16
+NEWEST = "0.5.23"
+
+
+class SizingError(ValueError):
+    """What was given does not add up; the text names the remedy."""
+
+
+def version(release: str) -> tuple[int, ...]:
+    """(0, 5, 10) of "0.5.10.post1": posts and local parts change no size.
+
+    Raises:
+        SizingError: `release` is no version.
+    """
+    if not (found := re.match(r"(\d+)\.(\d+)\.(\d+)", release)):
+        raise SizingError(f"{release!r} is no release of SGLang: give one such as {NEWEST}")
+    return tuple(map(int, found.groups()))
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """What a ``config.json`` of a model with DeepSeek Sparse Attention says of its KV cache."""
+
+    layers: int
+    kv_lora_rank: int = 512
+    qk_rope_head_dim: int = 64
+    index_head_dim: int = 128
+    index_topk: int = 2048
+    shared_index: tuple[bool, ...] = ()
+    """Per layer, whether it takes the previous layer's top-k; empty for none."""
+    draft_layers: int = 0
+    """Next-token-prediction layers."""
+    max_context: int | None = None
+    name: str = "numbers given by hand"
+
+    def row_bytes(self, kv_dtype: str) -> int:
+        """Bytes of one token's KV row in one layer: 1152 in bfloat16 and 656 in fp8 for DeepSeek-V3.2.
+
+        As calculate_mla_kv_cache_dim of SGLang (0.5.10: ModelRunnerKVCacheMixin; 0.5.23: kv_cache_configurator.py).
+        """
+        if kv_dtype == "bfloat16":
+            return 2 * (self.kv_lora_rank + self.qk_rope_head_dim)
+        return self.kv_lora_rank + self.kv_lora_rank // QUANT_BLOCK * 4 + 2 * self.qk_rope_head_dim
+
+    @property
+    def index_bytes(self) -> int:
+        """Bytes of one token's index key in one layer, its float32 scale included: 132 (NSA/DSATokenToKVPool)."""
+        return self.index_head_dim + self.index_head_dim // QUANT_BLOCK * 4
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any], name: str = "config.json") -> ModelShape:
+        """The shape that SGLang reads from a Hugging Face configuration.
+
+        Raises:
+            SizingError: it is no DSA model, or one whose cache HiSparse lays out in another way.
+        """
+        text = {**config, **(config.get("text_config") or {})}
+        if text.get("compress_ratios") or text.get("sparse_attention_config"):
+            raise SizingError(
+                f"{name} is a model with compressed or block-sparse pages (DeepSeek-V4, MiniMax-M3); size covers "
+                "DeepSeek Sparse Attention only: DeepSeek-V3.2, GLM-5.x"
+            )
+        if text.get("index_topk") is None:
+            raise SizingError(
+                f"{name} has no index_topk: it is no model with DeepSeek Sparse Attention, and --enable-hisparse "
+                "refuses it. Give the config.json of DeepSeek-V3.2, GLM-5.x or another that has one"
+            )
+        if int(text.get("index_kpool") or 1) > 1:
+            raise SizingError(
+                f"{name} pools its index keys (index_kpool {text['index_kpool']}): size does not know how"
+            )
+        try:
+            layers = _positive(text, "num_hidden_layers")
+            return cls(
+                layers=layers,
+                kv_lora_rank=_positive(text, "kv_lora_rank"),
+                qk_rope_head_dim=_positive(text, "qk_rope_head_dim"),
+                index_head_dim=_positive(text, "index_head_dim"),
+                index_topk=_positive(text, "index_topk"),
+                shared_index=_shared_index(text, layers),
+                draft_layers=int(text.get("num_nextn_predict_layers") or 0),
+                max_context=text.get("max_position_embeddings"),
+                name=str((config.get("architectures") or [name])[0]),
+            )
+        except KeyError as missing:
+            raise SizingError(f"{name} has no {missing}: give the model's complete config.json") from None
+        except (TypeError, ValueError) as error:
+            raise SizingError(f"{name}: {error}") from error
+
+    @classmethod
+    def read(cls, path: Path) -> ModelShape:
+        """From a ``config.json`` or the folder that holds one.
+
+        Raises:
+            SizingError: there is none, it is no JSON object, or it is no DSA model.
+        """
+        file = path / "config.json" if path.is_dir() else path
+        try:
+            config = json.loads(file.read_text("utf-8"))
+        except OSError as error:
+            raise SizingError(
+                f"cannot read {file}: {error.strerror}; give the config.json of the model, the folder that holds it, "
+                "or the shape as numbers, starting with --layers"
+            ) from error
+        except ValueError as error:
+            raise SizingError(f"{file} is no JSON: {error}") from error
+        if not isinstance(config, dict):
+            raise SizingError(f"{file} holds no JSON object: give a model's config.json")
+        return cls.from_config(config, str(file))
+
+
+@dataclass(frozen=True)
+class HiSparse:
+    """``--hisparse-config``, with SGLang's defaults (sparsity/factory.py, _parse_sparse_config)."""
+
+    top_k: int = 2048
+    device_buffer_size: int = 4096
+    host_to_device_ratio: int = 2
+    page_size: int = 64
+
+    def __post_init__(self) -> None:
+        if self.top_k < 1:
+            raise SizingError(f"top_k is {self.top_k}: give the model's index_topk")
+        if self.device_buffer_size < self.top_k:
+            raise SizingError(
+                f"device_buffer_size {self.device_buffer_size} is less than top_k {self.top_k}: one step may select "
+                f"that many tokens. Give at least {_up(self.top_k, self.page_size)}; {2 * self.top_k} is the default"
+            )
+        if self.device_buffer_size > MAX_DEVICE_BUFFER:
+            raise SizingError(
+                f"device_buffer_size {self.device_buffer_size} is more than {MAX_DEVICE_BUFFER}, what int16 slots can count"
+            )
+        if self.device_buffer_size % self.page_size:
+            raise SizingError(
+                f"device_buffer_size {self.device_buffer_size} is no multiple of the page size {self.page_size}: "
+                f"give {_up(self.device_buffer_size, self.page_size)}"
+            )
+        if self.host_to_device_ratio < 1 or self.host_to_device_ratio != int(self.host_to_device_ratio):
+            raise SizingError(f"host_to_device_ratio is {self.host_to_device_ratio}: give a whole number from 1 on")
+
+    @property
+    def padded_buffer(self) -> int:
+        """Device slots of one decoding request: the hot buffer and a page for the newest tokens."""
+        return self.device_buffer_size + self.page_size
+
+    @classmethod
+    def from_json(cls, text: str | None, index_topk: int = 2048) -> HiSparse:
+        """From the flag's value; None means the flag is not given.
+
+        Raises:
+            SizingError: it is no JSON object of numbers, or its values do not fit each other.
+        """
+        try:
+            given = json.loads(text) if text else {}
+            top_k = int(given.get("top_k", index_topk))
+            return cls(
+                top_k=top_k,
+                device_buffer_size=int(given.get("device_buffer_size", 2 * top_k)),
+                host_to_device_ratio=given.get("host_to_device_ratio", 2),
+            )
+        except SizingError:
+            raise
+        except (AttributeError, TypeError, ValueError) as error:
+            raise SizingError(f"--hisparse-config is no JSON object of whole numbers: {text} ({error})") from error
+
+
+@dataclass(frozen=True)
+class Server:
+    """One rank of a server: everything that its pools and tables are sized by."""
+
+    release: str
+    model: ModelShape
+    hisparse: HiSparse
+    kv_dtype: str
+    device_tokens: int
+    """Slots of the device pool, SGLang's max_total_num_tokens: a multiple of the page."""
+    requests: int
+    """Most requests this rank runs at once: --max-running-requests, divided among the ranks of DP attention."""
+    context: int
+    """Longest request in tokens, --context-length."""
+    draft_tokens: int = 0
+    """--speculative-num-draft-tokens, 0 for no speculation."""
+    version: tuple[int, ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        if self.kv_dtype not in KV_DTYPES:
+            raise SizingError(f"KV dtype {self.kv_dtype!r}: HiSparse takes {' or '.join(KV_DTYPES)}")
+        if self.device_tokens % self.hisparse.page_size:
+            raise SizingError(f"{self.device_tokens} device tokens are no whole pages of {self.hisparse.page_size}")
+        object.__setattr__(self, "version", version(self.release))
+
+    @property
+    def row(self) -> int:
+        """Bytes of a KV row in one layer."""
+        return self.model.row_bytes(self.kv_dtype)
+
+    @property
+    def logical_tokens(self) -> int:
+        """Slots that requests count in; index keys are kept for each."""
+        return self.device_tokens * self.hisparse.host_to_device_ratio
+
+
+def _positive(config: Mapping[str, Any], key: str) -> int:
+    value = int(config[key])
+    if value < 1:
+        raise ValueError(f"{key} is {value}")
+    return value
+
+
+def _shared_index(config: Mapping[str, Any], layers: int) -> tuple[bool, ...]:
+    """As dsa_layer_skips_topk of SGLang 0.5.23 (configs/model_config.py); empty where no layer shares."""
+    types, pattern = config.get("indexer_types"), config.get("index_topk_pattern")
+    factor, frequency = int(config.get("cli_factor") or 1), int(config.get("index_topk_freq") or 1)
+    offset = int(config.get("index_skip_topk_offset") or 2) - 1
+    if types is not None:
+        shared = [i < len(types) and types[i] == "shared" for i in range(layers)]
+    elif factor > 1:
+        shared = [i % factor != 0 for i in range(layers)]
+    elif pattern is not None:
+        shared = [i < len(pattern) and pattern[i] == "S" for i in range(layers)]
+    else:
+        shared = [max(i - offset, 0) % frequency != 0 for i in range(layers)]
+    return tuple(shared) if any(shared) else ()
+
+
+def _up(number: int, unit: int) -> int:
+    return -(-number // unit) * unit
