@@ -6,9 +6,9 @@ key. After one lap around the cycle it looks the keys up in what it generated it
 depends on one particular row of the KV cache, in each of two layers: the first contributes the high digit of the
 answer, the second the low digit. A row that is lost, stale or in the wrong place gives another token.
 
-The next-token layer (MTP, the draft of speculative decoding) does all of it in one layer, on a KV cache of its own, from
-the last token alone: so it proposes what the model will find. `Draft` has versions of it that are wrong on purpose; the
-model's answer does not depend on it.
+The next-token layer (MTP, the draft of speculative decoding) does all of it in one layer, on a KV cache of its own,
+from the last token alone: so it proposes what the model will find. `Draft` has versions of it that are wrong on
+purpose; the model's answer does not depend on it.
 
 The answer of a prompt is computed by a dictionary (`walk`), never by a model.
 """

@@ -29,6 +29,7 @@ STAND_INS = {
     "does it only on CUDA: the demo builds SGLang's class with the arguments that SGLang would give it",
     "torch_cpu": "streams and events: complete at once; pinned and registered memory: ordinary memory; device "
     "capability: given as 9.0; AMX: given as absent",
+    "speculative": "building and verifying EAGLE's chains of drafts: plain torch; its other kernels: Triton, interpreted",
     "hooks": "sgl_kernel, flash_mla and other compiled kernels: stubs that fail when called; torchvision's operators: "
     "declared only",
     "SGLANG_USE_CPU_ENGINE": "SGLang's own CPU code where it has some",

@@ -22,6 +22,12 @@ _AFTER_IMPORT = {
     "sglang.srt.model_executor.model_runner": ("model_runner", "adapt"),
     "sglang.jit_kernel.hisparse": ("swap_in", "adapt"),
     "sglang.kernels.ops.kvcache.hisparse": ("swap_in", "adapt"),
+    "sglang.srt.layers.attention.utils": ("indexer", "adapt_lengths"),
+    "sglang.srt.layers.attention.triton_ops.pad": ("indexer", "adapt_lengths"),
+    "sglang.kernels.ops.attention.utils": ("indexer", "adapt_lengths"),
+    "sglang.kernels.ops.attention.pad": ("indexer", "adapt_lengths"),
+    "sglang.srt.speculative.eagle_utils": ("speculative", "adapt_utils"),
+    "sglang.srt.speculative.eagle_info_v2": ("speculative", "adapt_cache_locations"),
     "sglang_hisparse_plugin.kernels.reference": ("swap_in", "adapt_reference"),
     "sglang.srt.layers.attention.nsa.nsa_indexer": ("indexer", "adapt"),
     "sglang.srt.layers.attention.dsa.dsa_indexer": ("indexer", "adapt"),
@@ -31,10 +37,10 @@ _AFTER_IMPORT = {
 _STUBS = ("sgl_kernel", "flash_mla", "sglang.jit_kernel.dsa.cutedsl_paged_mqa_logits")
 #: the same as above for modules of theirs
 _STUBBED = {
-    "sgl_kernel": ("attention", "adapt_top_k"),
-    "sgl_kernel.flash_mla": ("attention", "adapt_flash_mla"),
-    "flash_mla": ("attention", "adapt_flash_mla"),
-    "sgl_kernel.kvcacheio": ("transfers", "adapt"),
+    "sgl_kernel": [("attention", "adapt_top_k"), ("speculative", "adapt_kernels")],
+    "sgl_kernel.flash_mla": [("attention", "adapt_flash_mla")],
+    "flash_mla": [("attention", "adapt_flash_mla")],
+    "sgl_kernel.kvcacheio": [("transfers", "adapt")],
 }
 
 
@@ -75,8 +81,8 @@ class _StubLoader(importlib.abc.Loader):
         return _Stub(spec.name)
 
     def exec_module(self, module: ModuleType) -> None:
-        if module.__name__ in _STUBBED:
-            _Deferred(*_STUBBED[module.__name__])(module)
+        for where in _STUBBED.get(module.__name__, ()):
+            _Deferred(*where)(module)
 
 
 class _Stub(ModuleType):

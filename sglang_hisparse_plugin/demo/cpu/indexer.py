@@ -15,6 +15,23 @@ def adapt(module: ModuleType) -> None:
     module.Indexer.forward_native = forward
 
 
+def adapt_lengths(module: ModuleType) -> None:
+    """Set the expansion of sequence lengths, whose launcher insists on CUDA tensors."""
+    module.seqlens_expand_triton = seqlens_expand_triton  # type: ignore[attr-defined]
+
+
+def seqlens_expand_triton(extend_seq_lens: Any, seq_lens: Any, total_len: int, max_q_len: int) -> Any:
+    """What each new token may see: (total_len,) int32, for a request of 9 tokens with 3 new ones 7, 8, 9.
+
+    Args:
+        extend_seq_lens: (requests,) int, new tokens. seq_lens: (requests,) int, all tokens.
+    """
+    import torch
+
+    pairs = zip(extend_seq_lens.tolist(), seq_lens.tolist(), strict=True)
+    return torch.tensor([seq - new + 1 + i for new, seq in pairs for i in range(new)], dtype=torch.int32)
+
+
 def _context(indexer: Any, forward_batch: Any) -> tuple[Any, Any]:
     """The attention backend and the KV pool of this pass; from 0.5.15 on they are no longer the batch's."""
     module = sys.modules[type(indexer).__module__]
@@ -76,6 +93,8 @@ def _logits(query: Any, gates: Any, pages: Any, metadata: Any) -> Any:
     tables = metadata.get_page_table_64().long()
     dsa = hasattr(metadata, "get_dsa_extend_len_cpu")  # renamed in 0.5.15
     counts = metadata.get_dsa_extend_len_cpu() if dsa else metadata.get_nsa_extend_len_cpu()
+    if len(tables) == len(query):  # speculative verification has a table for each token
+        counts = [1] * len(tables)
     logits = torch.full((query.shape[0], tables.shape[1] * PAGE), float("-inf"))
     keys, scales = _fields(pages, query.shape[-1])
     start = 0
