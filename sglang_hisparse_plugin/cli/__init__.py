@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from .. import __version__
 
 COMMANDS = {
+    "doctor": "what is wrong with an installation, a machine and a launch command",
     "status": "what would be applied, skipped or refused on an SGLang",
     "demo": "the main job end to end on a model whose right answer is known",
     "bench": "time the swap-in kernel beside the installed release's and the measured limit",

@@ -1,0 +1,61 @@
+"""``doctor``: what is wrong with an installation, a machine and a launch command. Standard library only."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from pathlib import Path
+
+from ..doctor import examine, launch, report
+from ..doctor.table import PROBES
+
+EPILOG = """\
+Exit code: 0 nothing is in the way; 1 the worst finding is a warning (it will serve, but ...); 2 it is an error (it
+will not serve), or the doctor was called wrongly.
+Example: sglang-hisparse doctor -- python -m sglang.launch_server --model-path M --tp 8 --enable-hisparse ..."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of ``doctor``."""
+    parser.epilog = EPILOG
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("--json", action="store_true", help="print one JSON object: findings and all facts")
+    parser.add_argument("--model", metavar="PATH", help="folder or Hugging Face id of the model, as --model-path")
+    parser.add_argument("--hisparse-config", metavar="JSON", help="as the server's flag")
+    parser.add_argument("--context-length", type=int, metavar="N", help="as the server's flag")
+    parser.add_argument("--sglang-path", type=Path, metavar="DIR", help="an unpacked SGLang, not the installed one")
+    parser.add_argument(
+        "--no-transfer", action="store_true", help="do not measure the host-to-device rate (2 s of copying)"
+    )
+    parser.add_argument(
+        "--time-limit", type=_seconds, metavar="S", help="longest time of a probe; default: 20 to 120 s"
+    )
+    parser.add_argument(
+        "launch", nargs="*", metavar="-- COMMAND", help="your whole launch command, or the server's flags, after --"
+    )
+
+
+def _seconds(text: str) -> float:
+    value = float(text)
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text} is no time")
+    return value
+
+
+def run(options: argparse.Namespace) -> int:
+    """Exit code: the worst finding."""
+    own = {"model": options.model, "hisparse_config": options.hisparse_config, "context_length": options.context_length}
+    overrides = {name: value for name, value in own.items() if value is not None}
+    command = launch.read(launch.words_of(options.launch), overrides)
+    os.environ.update(command.environment)  # the probes see what the server would
+    subject = examine.Subject(command, options.sglang_path, not options.no_transfer, options.time_limit)
+    if not options.json and sys.stderr.isatty():
+        print("Looking; importing torch and SGLang may take a minute ...", file=sys.stderr)
+    examination = examine.examine(subject, PROBES)
+    if options.json:
+        print(json.dumps(report.as_json(examination), indent=2))
+    else:
+        report.write(examination, sys.stdout)
+    return int(examination.worst)

@@ -1,0 +1,167 @@
+"""Reads a pasted launch command: the flags that HiSparse depends on, and where the command would run."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+#: The server's flags that are judged: name -> its spellings and how its value is read; None: it takes no value.
+#: The first letters of a spelling do, as for SGLang.
+FLAGS: dict[str, tuple[tuple[str, ...], Callable[[str], Any] | None]] = {
+    "model": (("--model-path", "--model"), str),
+    "revision": (("--revision",), str),
+    "tp": (("--tp-size", "--tensor-parallel-size"), int),
+    "dp": (("--dp-size", "--data-parallel-size"), int),
+    "pp": (("--pp-size", "--pipeline-parallel-size"), int),
+    "nnodes": (("--nnodes",), int),
+    "dp_attention": (("--enable-dp-attention",), None),
+    "base_gpu_id": (("--base-gpu-id",), int),
+    "gpu_id_step": (("--gpu-id-step",), int),
+    "device": (("--device",), str),
+    "numa_node": (("--numa-node",), str),
+    "context_length": (("--context-length",), int),
+    "page_size": (("--page-size",), int),
+    "kv_cache_dtype": (("--kv-cache-dtype",), str),
+    "mem_fraction": (("--mem-fraction-static",), float),
+    "max_total_tokens": (("--max-total-tokens",), int),
+    "max_running_requests": (("--max-running-requests",), int),
+    "hisparse": (("--enable-hisparse",), None),
+    "hisparse_config": (("--hisparse-config", "--hierarchical-sparse-attention-extra-config"), str),
+    "disable_radix_cache": (("--disable-radix-cache",), None),
+    "mixed_chunk": (("--enable-mixed-chunk",), None),
+    "prefill_backend": (("--dsa-prefill-backend", "--nsa-prefill-backend"), str),
+    "decode_backend": (("--dsa-decode-backend", "--nsa-decode-backend"), str),
+    "disaggregation": (("--disaggregation-mode",), str),
+    "speculative": (("--speculative-algorithm",), str),
+    "draft_tokens": (("--speculative-num-draft-tokens",), int),
+    "eagle_topk": (("--speculative-eagle-topk",), int),
+    "overrides": (("--json-model-override-args",), str),
+    "config_file": (("--config",), str),
+    "plugin_mode": (("--hisparse-plugin",), str),
+    "plugin_skip": (("--hisparse-plugin-skip",), str),
+}
+ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
+PYTHON = re.compile(r"(.*/)?python[0-9.]*")
+
+
+@dataclass(frozen=True)
+class Launch:
+    """A launch command, as far as it could be read."""
+
+    given: bool = False
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """By the names of `FLAGS`; only what was given."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """``NAME=value`` words before the command."""
+    program: str = ""
+    """The interpreter or console script that the command starts; empty when it was flags alone."""
+    container: bool = False
+    """It starts a container, which the doctor does not see into."""
+    problems: tuple[str, ...] = ()
+    """What SGLang's own parser would refuse."""
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """The value of a flag, or `default` where it was not given."""
+        if name not in FLAGS:
+            raise KeyError(name)
+        return self.options.get(name, default)
+
+    def count(self, name: str) -> int:
+        """A flag that counts something; 1 where it was not given or makes no sense."""
+        value = self.get(name, 1)
+        return value if isinstance(value, int) and value > 0 else 1
+
+
+def read(words: Sequence[str], overrides: Mapping[str, Any] | None = None) -> Launch:
+    """A launch command from its words; `overrides` are flags given to the doctor itself."""
+    if len(words) == 1 and " " in words[0].strip():  # the whole command in quotes
+        try:
+            words = shlex.split(words[0])
+        except ValueError as error:
+            return Launch(given=True, problems=(f"the command cannot be split into words: {error}",))
+    words = [word for word in words if word.strip() and word != "\\"]  # what is left of continued lines
+    environment, head, flags = _split(words)
+    options, problems = _flags(flags)
+    if "model" not in options and "serve" in head[1:] and head[-1] != "serve":
+        options["model"] = head[-1]  # sglang serve MODEL
+    options.update(overrides or {})
+    return Launch(
+        given=bool(words) or bool(overrides),
+        options=options,
+        environment=environment,
+        program=next((word for word in head if PYTHON.fullmatch(word) or word.endswith("/sglang")), ""),
+        container=any(word.rpartition("/")[2] in ("docker", "podman", "nerdctl", "kubectl") for word in head[:2]),
+        problems=tuple(problems),
+    )
+
+
+def _split(words: Sequence[str]) -> tuple[dict[str, str], list[str], list[str]]:
+    """Assignments, the command itself, and the server's flags."""
+    start = next((i for i, word in enumerate(words) if _starts_server(words, i)), None)
+    if start is None:  # flags alone, or a wrapper of the user's own: from the first flag on
+        start = next((i for i, word in enumerate(words) if word.startswith("--")), len(words))
+    head = list(words[:start])
+    found = [match for word in head if (match := ASSIGNMENT.fullmatch(word))]
+    return {m[1]: m[2] for m in found}, [w for w in head if not ASSIGNMENT.fullmatch(w)], list(words[start:])
+
+
+def _starts_server(words: Sequence[str], i: int) -> bool:
+    """Whether the server's own flags start at `i`."""
+    before = words[i - 1] if i else ""
+    if before.endswith(("sglang.launch_server", "launch_server.py")):
+        return True
+    if before == "serve":  # `sglang serve MODEL --flags` and `sglang serve --flags`
+        return words[i].startswith("-")
+    return i > 1 and words[i - 2] == "serve" and not before.startswith("-")
+
+
+def _flags(words: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
+    options: dict[str, Any] = {}
+    problems: list[str] = []
+    i = 0
+    while i < len(words):
+        word, _, inline = words[i].partition("=")
+        i += 1
+        name = _name(word)
+        if name is None:
+            if "sparse" in word and word.startswith("--") and "backend" not in word:
+                known = [s for spellings, _ in FLAGS.values() for s in spellings if "sparse" in s]
+                problems.append(f"{word} is no flag of the server; there are {', '.join(known)}")
+            continue
+        convert = FLAGS[name][1]
+        if convert is None:
+            options[name] = True
+            continue
+        if "=" in words[i - 1]:
+            text = inline
+        elif i < len(words) and not _is_flag(words[i]):
+            text, i = words[i], i + 1
+        else:
+            problems.append(f"{word} has no value")
+            continue
+        try:
+            options[name] = convert(text)
+        except ValueError:
+            problems.append(f"{word} is {text!r}, which is no {'whole ' if convert is int else ''}number")
+    return options, problems
+
+
+def _is_flag(word: str) -> bool:
+    return word.startswith("-") and not re.fullmatch(r"-\d+(\.\d+)?", word)
+
+
+def _name(word: str) -> str | None:
+    exact = [name for name, (spellings, _) in FLAGS.items() if word in spellings]
+    if exact or not word.startswith("--") or len(word) < 4:
+        return exact[0] if exact else None
+    begun = {name for name, (spellings, _) in FLAGS.items() if any(s.startswith(word) for s in spellings)}
+    return begun.pop() if len(begun) == 1 else None
+
+
+def words_of(texts: Iterable[str]) -> list[str]:
+    """The words after ``--``, without the separator itself."""
+    words = list(texts)
+    return words[1:] if words[:1] == ["--"] else words
