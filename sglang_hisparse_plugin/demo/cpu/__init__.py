@@ -29,12 +29,13 @@ STAND_INS = {
     "does it only on CUDA: the demo builds SGLang's class with the arguments that SGLang would give it",
     "torch_cpu": "streams and events: complete at once; pinned and registered memory: ordinary memory; device "
     "capability: given as 9.0; AMX: given as absent",
-    "speculative": "building and verifying EAGLE's chains of drafts: plain torch; its other kernels: Triton, interpreted",
+    "speculative": "building and verifying chains of drafts: plain torch; other kernels of EAGLE: Triton, interpreted",
     "hooks": "sgl_kernel, flash_mla and other compiled kernels: stubs that fail when called; torchvision's operators: "
     "declared only",
     "SGLANG_USE_CPU_ENGINE": "SGLang's own CPU code where it has some",
     "SGLANG_OPT_USE_TOPK_V2": "from 0.5.21 the older of SGLang's two ways to the top-k, which has a stand-in",
     "TRITON_INTERPRET": "Triton kernels of the allocators: as written, interpreted",
+    "TORCHDYNAMO_DISABLE": "torch.compile: off",
     "--disable-cuda-graph": "CUDA graphs: none",
 }
 
@@ -54,6 +55,7 @@ def environment(sglang: Path | None, base: dict[str, str] | None = None) -> dict
         "SGLANG_USE_CPU_ENGINE": "1",
         "SGLANG_OPT_USE_TOPK_V2": "0",  # from 0.5.21: the top-k that has a stand-in, not the compiled one
         "TRITON_INTERPRET": "1",  # the allocators' Triton kernels run as written, interpreted
+        "TORCHDYNAMO_DISABLE": "1",  # dynamo cannot trace an interpreted Triton kernel
         "CUDA_VISIBLE_DEVICES": "",
         "HF_HUB_OFFLINE": "1",
         "OMP_NUM_THREADS": "1",  # tensors here are tiny: threads that wait for each other cost more than they give

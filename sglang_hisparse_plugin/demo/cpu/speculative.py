@@ -12,15 +12,12 @@ def adapt_kernels(module: ModuleType) -> None:
         setattr(module, function.__name__, function)
 
 
-def adapt_utils(module: ModuleType) -> None:
-    """Let `eagle_utils` take its CUDA branches, which call the kernels below."""
+def adapt(module: ModuleType) -> None:
+    """Let a module take its CUDA branches: they call the kernels below, or Triton, which is interpreted."""
     module._is_cuda = True  # type: ignore[attr-defined]
-    module.sgl_build_tree_kernel_efficient = build_tree_kernel_efficient  # type: ignore[attr-defined]
-
-
-def adapt_cache_locations(module: ModuleType) -> None:
-    """Let the assignment of cache locations take its CUDA branch, a Triton kernel, interpreted here."""
-    module._is_cuda = True  # type: ignore[attr-defined]
+    for name in ("sgl_build_tree_kernel_efficient", "sgl_build_tree_kernel_efficient_cpu"):
+        setattr(module, name, build_tree_kernel_efficient)
+    module.sgl_verify_tree_greedy_cpu = verify_tree_greedy  # type: ignore[attr-defined]
 
 
 def build_tree_kernel_efficient(  # noqa: PLR0917 (SGLang's signature)
@@ -62,7 +59,7 @@ def verify_tree_greedy(
     """Accept drafts up to the first that the model would not have chosen.
 
     Args:
-        predicts: out, (requests * tokens,) int32: what the model chose after each accepted token.
+        predicts: out, (requests * tokens or more,) int32: what the model chose after each accepted token.
         accept_index: out, (requests, steps + 1) int32, places in the batch of the accepted tokens; the rest stays -1.
         accept_token_num: out, (requests,) int32, drafts accepted.
         candidates: (requests, tokens) int, the last token and the drafts after it.
@@ -77,4 +74,4 @@ def verify_tree_greedy(
     taken = place <= right.unsqueeze(1)
     indices = torch.arange(requests * tokens).view(requests, tokens)
     accept_index[:, :tokens] = indices.masked_fill(~taken, -1).to(accept_index.dtype)
-    predicts.view(requests, tokens)[taken] = target_predict[taken].to(predicts.dtype)
+    predicts[indices[taken]] = target_predict[taken].to(predicts.dtype)
