@@ -15,6 +15,7 @@ COMMANDS = {
     "status": "what would be applied, skipped or refused on an SGLang",
     "demo": "the main job end to end on a model whose right answer is known",
     "bench": "time the swap-in kernel beside the installed release's and the measured limit",
+    "size": "how many requests fit with and without HiSparse, flags for it, and what swap-in will cost",
     "patch": "the same fixes as diffs: list, export, verify",
 }
 

@@ -280,7 +280,23 @@ def cell_bytes(server: Server) -> int:
 
 def draft_bytes_per_slot(server: Server) -> int:
     """Bytes per device slot of the draft model's pool, which is dense over the logical slots (0.5.22 and later)."""
-    return server.model.draft_layers * (server.row + server.model.index_bytes) * server.hisparse.host_to_device_ratio
+    return (
+        max(1, server.model.draft_layers)
+        * (server.row + server.model.index_bytes)
+        * server.hisparse.host_to_device_ratio
+    )
+
+
+def draft_pool_bytes(server: Server) -> int:
+    """Bytes on the device of the draft model's own pool, which is dense over the logical slots.
+
+    As SGLang 0.5.22 and later build it (_build_dsa_kv_pool of a draft worker); 0 without draft tokens.
+    """
+    model, page, tokens = server.model, server.hisparse.page_size, server.logical_tokens
+    if not server.draft_tokens:
+        return 0
+    each = (tokens + page) * server.row + _index_pages(server, tokens) * page * model.index_bytes
+    return max(1, model.draft_layers) * each
 
 
 def check(server: Server) -> None:

@@ -143,7 +143,7 @@ class HiSparse:
             )
         if self.device_buffer_size > MAX_DEVICE_BUFFER:
             raise SizingError(
-                f"device_buffer_size {self.device_buffer_size} is more than {MAX_DEVICE_BUFFER}, what int16 slots can count"
+                f"device_buffer_size {self.device_buffer_size} is more than int16 can count: {MAX_DEVICE_BUFFER}"
             )
         if self.device_buffer_size % self.page_size:
             raise SizingError(

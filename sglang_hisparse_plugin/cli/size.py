@@ -1,0 +1,202 @@
+"""``size``: how many requests fit with and without HiSparse, the flags for it, and what swapping in will cost."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from .. import installation
+from ..sizing import estimate, picture, plan
+from ..sizing.shapes import KV_DTYPES, NEWEST, HiSparse, ModelShape, SizingError, version
+
+UNITS = {"": 1 << 30, "GIB": 1 << 30, "GB": 10**9, "MIB": 1 << 20, "TIB": 1 << 40, "TB": 10**12}
+EPILOG = (
+    "Memory is in GiB, as SGLang's log counts it, unless a unit is given (141GB, 2TB). Exit codes: 0 it fits, "
+    "2 it does not fit, or the input is wrong. Formulas and sources: sglang_hisparse_plugin/sizing/formulas.py"
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of ``size``."""
+    parser.epilog = EPILOG
+    model = parser.add_argument_group("model")
+    model.add_argument("--model", type=Path, metavar="PATH", help="config.json, or the folder that holds it")
+    model.add_argument("--layers", type=_count, metavar="N", help="the shape as numbers instead of --model")
+    for name in ("kv-lora-rank", "qk-rope-head-dim", "index-head-dim", "index-topk", "draft-layers"):
+        default = ModelShape.__dataclass_fields__[name.replace("-", "_")].default
+        model.add_argument(f"--{name}", type=_count, metavar="N", help=f"with --layers (default: {default})")
+    model.add_argument("--kv-dtype", choices=KV_DTYPES, default="fp8_e4m3", help="default: %(default)s")
+    model.add_argument("--draft-tokens", type=_count, default=0, metavar="N", help="--speculative-num-draft-tokens")
+    model.add_argument("--hisparse-config", metavar="JSON", help="as for the server; its ratio is worked out anew")
+    model.add_argument("--release", metavar="R", help=f"SGLang's (default: the installed one, else {NEWEST})")
+    memory = parser.add_argument_group("memory")
+    memory.add_argument("--gpu-mem", type=_bytes, required=True, metavar="SIZE", help="of one GPU (an H200: 139)")
+    memory.add_argument("--weights", type=_bytes, metavar="SIZE", help="of the whole model, spread over --tp GPUs")
+    memory.add_argument("--weights-per-gpu", type=_bytes, metavar="SIZE", help="instead, as SGLang's log shows it")
+    memory.add_argument(
+        "--reserve",
+        type=_bytes,
+        default=12 << 30,
+        metavar="SIZE",
+        help="per GPU, for activations and CUDA graphs (default: 12)",
+    )
+    memory.add_argument("--host-mem", type=_bytes, required=True, metavar="SIZE", help="of a node")
+    memory.add_argument(
+        "--host-reserve", type=_bytes, default=64 << 30, metavar="SIZE", help="of a node, not for KV (default: 64)"
+    )
+    load = parser.add_argument_group("load")
+    load.add_argument("--context", type=_count, required=True, metavar="TOKENS", help="length of a prompt")
+    load.add_argument(
+        "--output", type=_count, default=2048, metavar="TOKENS", help="most tokens of an answer (default: %(default)s)"
+    )
+    load.add_argument("--max-requests", type=_count, metavar="N", help="want no more than so many at once")
+    load.add_argument(
+        "--hit-rates", type=_rates, default=(0.5, 0.8, 0.9, 0.95, 0.99), metavar="A,B", help="to estimate swap-in for"
+    )
+    layout = parser.add_argument_group("parallelism")
+    layout.add_argument("--tp", type=_count, default=1, metavar="N", help="--tp-size: KV rows are on every rank")
+    layout.add_argument("--dp", type=_count, default=1, metavar="N", help="--dp-size")
+    layout.add_argument("--dp-attention", action="store_true", help="--enable-dp-attention: dp within tp")
+    layout.add_argument("--gpus-per-node", type=_count, default=8, metavar="N", help="default: %(default)s")
+    output = parser.add_argument_group("output")
+    output.add_argument("--json", action="store_true", help="print one JSON object")
+    output.add_argument("--plot", type=Path, metavar="FILE", help="concurrency against context, as PNG or SVG")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Exit code 0: it fits; 2: it does not, or the input is wrong."""
+    try:
+        report = _report(options)
+        if options.plot:
+            picture.draw(report, options.plot)
+    except SizingError as error:
+        if options.json:
+            print(json.dumps({"error": str(error)}))
+        print(f"sglang-hisparse size: {error}", file=sys.stderr)
+        return 2
+    if options.json:
+        print(json.dumps(report, indent=2))
+    else:
+        from ..sizing import text
+
+        text.show(report)
+        if options.plot:
+            print(f"Picture: {options.plot}")
+    return 0
+
+
+def _report(options: argparse.Namespace) -> dict[str, Any]:
+    model = _model(options)
+    work = plan.Workload(
+        release=_release(options),
+        model=model,
+        hisparse=HiSparse.from_json(options.hisparse_config, model.index_topk),
+        kv_dtype=options.kv_dtype,
+        prompt=options.context,
+        output=options.output,
+        draft_tokens=options.draft_tokens,
+        most_requests=_most_requests(options),
+    )
+    machine = _machine(options)
+    fit = plan.with_hisparse(work, machine)
+    plain = plan.without_hisparse(work, machine)
+    within = options.dp if options.dp_attention else 1
+    return {
+        "model": asdict(model),
+        "release": work.release,
+        "kv_dtype": work.kv_dtype,
+        "prompt": work.prompt,
+        "output": work.output,
+        "draft_tokens": work.draft_tokens,
+        "tp": options.tp,
+        "dp": options.dp,
+        "dp_attention": options.dp_attention,
+        "machine": {**asdict(machine), "device_budget": machine.device_budget, "host_budget": machine.host_budget},
+        "per_token": estimate.per_token(fit.server),
+        "hisparse": estimate.of_fit(fit, options.dp),
+        "without": plain and estimate.of_fit(plain, options.dp),
+        "flags": plan.flags(fit, machine, within),
+        "swap_in": estimate.swap_in(fit, options.hit_rates),
+        "contexts": estimate.by_context(work, machine, options.dp),
+        "hot_buffers": estimate.by_hot_buffer(work, machine, options.dp),
+        "notes": estimate.notes(work, machine, fit),
+    }
+
+
+def _model(options: argparse.Namespace) -> ModelShape:
+    numbers = ("kv_lora_rank", "qk_rope_head_dim", "index_head_dim", "index_topk", "draft_layers")
+    given = {name: value for name in numbers if (value := getattr(options, name)) is not None}
+    if options.model:
+        if options.layers or given:
+            raise SizingError("--model and the shape as numbers exclude each other: give one of them")
+        return ModelShape.read(options.model)
+    if not options.layers:
+        raise SizingError(
+            "no model: give --model with its config.json, or its shape as numbers, starting with --layers"
+        )
+    return ModelShape(layers=options.layers, **given)
+
+
+def _release(options: argparse.Namespace) -> str:
+    release = options.release
+    if release is None:
+        try:
+            release = installation.find().version
+        except installation.NotInstalled:
+            release = NEWEST
+    if version(release) < (0, 5, 10):
+        raise SizingError(f"SGLang {release} has no HiSparse: it came with 0.5.10")
+    return str(release)
+
+
+def _machine(options: argparse.Namespace) -> plan.Machine:
+    if options.dp_attention and options.tp % options.dp:
+        raise SizingError(f"--dp {options.dp} does not divide --tp {options.tp}: with --dp-attention it must")
+    if (options.weights is None) == (options.weights_per_gpu is None):
+        raise SizingError("give --weights (of the whole model) or --weights-per-gpu, and not both")
+    ranks = options.tp if options.dp_attention else options.tp * options.dp
+    return plan.Machine(
+        gpu=options.gpu_mem,
+        weights=options.weights_per_gpu or -(-options.weights // options.tp),
+        reserve=options.reserve,
+        host=options.host_mem,
+        host_reserve=options.host_reserve,
+        ranks_per_node=min(ranks, options.gpus_per_node),
+    )
+
+
+def _most_requests(options: argparse.Namespace) -> int:
+    return min(
+        plan.MOST_REQUESTS, -(-options.max_requests // options.dp) if options.max_requests else plan.MOST_REQUESTS
+    )
+
+
+def _bytes(text: str) -> int:
+    found = re.fullmatch(r"([0-9.]+)\s*([A-Za-z]*)", text)
+    try:
+        return int(float(found[1]) * UNITS[found[2].upper()])  # type: ignore[index]
+    except (KeyError, TypeError, ValueError):
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is no size: give GiB, or a number with GB, GiB, TB or TiB"
+        ) from None
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number")
+    return int(text)
+
+
+def _rates(text: str) -> tuple[float, ...]:
+    try:
+        rates = tuple(float(part) for part in text.split(","))
+    except ValueError:
+        rates = (-1.0,)
+    if not all(0 <= rate <= 1 for rate in rates):
+        raise argparse.ArgumentTypeError(f"{text!r}: give hit rates between 0 and 1, separated by commas")
+    return rates

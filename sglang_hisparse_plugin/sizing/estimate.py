@@ -1,0 +1,142 @@
+"""What a plan means, as plain data for tables, pictures and JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
+
+from . import formulas, kernel_model, plan
+from .shapes import NEWEST, Server, SizingError, version
+
+
+def per_token(server: Server) -> dict[str, Any]:
+    """Bytes of a token by layer, and of all layers."""
+    model, ratio = server.model, server.hisparse.host_to_device_ratio
+    return {
+        "row": server.row,
+        "index_key": model.index_bytes,
+        "host": model.layers * server.row,
+        "device_index": model.layers * model.index_bytes,
+        "device_slot": model.layers * (server.row + model.index_bytes * ratio),
+        "sglang_reckons_slot": formulas.cell_bytes(server),
+        "request_tables": sum(
+            item.bytes
+            for item in formulas.allocations(server)
+            if item.place == "device" and item.owner in ("coordinator", "spec_swap", "req_to_token_pool")
+        )
+        // formulas.request_rows(server),
+    }
+
+
+def of_fit(fit: plan.Fit, groups: int) -> dict[str, Any]:
+    """A fit, for one rank and for `groups` of ranks with requests of their own."""
+    server = fit.server
+    return {
+        "requests": fit.requests * groups,
+        "requests_per_rank": fit.requests,
+        "device_tokens": server.device_tokens,
+        "host_to_device_ratio": server.hisparse.host_to_device_ratio,
+        "device_buffer_size": server.hisparse.device_buffer_size,
+        "host_tokens": formulas.host_tokens(server) if fit.host_bytes else 0,
+        "device_bytes": fit.device_bytes,
+        "host_bytes": fit.host_bytes,
+        "pinned_bytes": formulas.pinned_bytes(server) if fit.host_bytes else 0,
+        "device_parts": plan.parts(server) if fit.host_bytes else None,
+        "limit": fit.limit,
+    }
+
+
+def swap_in(fit: plan.Fit, rates: Iterable[float]) -> dict[str, Any]:
+    """Milliseconds that a decode step of one rank spends in swap-in, by hit rate.
+
+    Layers that share their top-k only copy, and do so beside the layers' own work: what the link needs for that is
+    apart, in `shared_ms`. Draft tokens count as calls of their own.
+    """
+    server, model = fit.server, kernel_model.stored()
+    kernels = {"plugin": kernel_model.OURS, "sglang": model.upstream(server.version)}
+    shared = sum(server.model.shared_index) if server.version >= (0, 5, 18) else 0
+    calls = (server.model.layers - shared) * max(1, server.draft_tokens)
+    rows = []
+    for rate in rates:
+        misses = server.hisparse.top_k * (1 - rate) if server.context > server.hisparse.device_buffer_size else 0
+        point = (fit.requests, misses, server.row, server.hisparse.device_buffer_size)
+        rows.append(
+            {
+                "hit_rate": rate,
+                "misses": round(misses, 1),
+                **{
+                    f"{name}_ms": round(model.call_us(kernel, *point) * calls / 1e3, 3)
+                    for name, kernel in kernels.items()
+                },
+                "shared_ms": round(model.copy_us(fit.requests, misses, server.row) * shared / 1e3, 3),
+                "bytes": round(misses * server.row * fit.requests * server.model.layers * max(1, server.draft_tokens)),
+            }
+        )
+    return {
+        "device": model.device,
+        "commit": model.commit,
+        "source": model.source,
+        "sglang_kernel": kernels["sglang"],
+        "batch": fit.requests,
+        "calls": calls,
+        "rows": rows,
+    }
+
+
+def by_context(work: plan.Workload, machine: plan.Machine, groups: int) -> list[dict[str, int]]:
+    """Requests at once against the length of the prompt; 0 where it does not fit."""
+    longest = max(work.model.max_context or 0, work.prompt, 131072)
+    lengths = {4096 << step for step in range(12) if 4096 << step <= longest} | {work.prompt}
+    return [{"prompt": length, **_both(replace(work, prompt=length), machine, groups)} for length in sorted(lengths)]
+
+
+def by_hot_buffer(work: plan.Workload, machine: plan.Machine, groups: int) -> list[dict[str, int]]:
+    """Requests at once against the hot buffer."""
+    page, now = work.hisparse.page_size, work.hisparse.device_buffer_size
+    sizes = {work.hisparse.top_k * factor // 2 for factor in (2, 3, 4, 6, 8)} | {now}
+    rows = []
+    for size in sorted(size for size in sizes if size % page == 0 and size <= 32768):
+        other = replace(work, hisparse=replace(work.hisparse, device_buffer_size=size))
+        rows.append({"device_buffer_size": size, "requests": _both(other, machine, groups)["hisparse"]})
+    return rows
+
+
+def notes(work: plan.Workload, machine: plan.Machine, fit: plan.Fit) -> list[str]:
+    """What a reader must know beside the numbers."""
+    found = []
+    server = fit.server
+    if server.context <= server.hisparse.device_buffer_size:
+        found.append(
+            f"requests of {server.context} tokens fit into a hot buffer of {server.hisparse.device_buffer_size}: "
+            "nothing will be swapped in, and HiSparse only costs here"
+        )
+    if work.model.max_context and server.context > work.model.max_context:
+        found.append(f"the model was made for {work.model.max_context} tokens, and {server.context} are asked for")
+    real = per_token(server)["device_slot"]
+    if (reckoned := formulas.cell_bytes(server)) < real and not work.draft_tokens:
+        found.append(
+            f"SGLang {work.release} takes a device slot for {reckoned} bytes, and it has {real}: without "
+            "--max-total-tokens its pools would be larger than what it set aside for them"
+        )
+    if work.draft_tokens and version(work.release) < (0, 5, 22):
+        found.append(
+            f"SGLang {work.release} has no speculation with HiSparse of its own; the draft model's pool is sized as "
+            "0.5.22 builds it"
+        )
+    if version(work.release) > version(NEWEST):
+        found.append(f"the formulas were checked up to SGLang {NEWEST}")
+    if (fraction := plan.mem_fraction(server, machine)) >= 1:
+        found.append(f"--mem-fraction-static {fraction} is no fraction: raise --reserve")
+    if (larger := plan.larger_buffer(work, machine, fit)) > server.hisparse.device_buffer_size:
+        found.append(f"a device_buffer_size of {larger} fits at the same concurrency, for a higher hit rate")
+    return found
+
+
+def _both(work: plan.Workload, machine: plan.Machine, groups: int) -> dict[str, int]:
+    plain = plan.without_hisparse(work, machine)
+    try:
+        requests = plan.with_hisparse(work, machine).requests
+    except SizingError:
+        requests = 0
+    return {"hisparse": requests * groups, "without": plain.requests * groups if plain else 0}

@@ -1,0 +1,80 @@
+"""A report of ``size`` as tables."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+GIB = 1 << 30
+
+
+def show(report: dict[str, Any]) -> None:
+    """Print it."""
+    console = Console(highlight=False)
+
+    def say(line: str) -> None:
+        console.print(line, markup=False, soft_wrap=True)
+
+    model, machine, fit, plain = (report[key] for key in ("model", "machine", "hisparse", "without"))
+    token = report["per_token"]
+    say(
+        f"{model['name']}, {model['layers']} layers, {report['kv_dtype']} KV, SGLang {report['release']}, "
+        f"prompts of {report['prompt']} and answers of {report['output']} tokens"
+    )
+    say(
+        f"Per GPU: {_gib(machine['device_budget'])} for KV ({_gib(machine['gpu'])} - weights {_gib(machine['weights'])}"
+        f" - reserve {_gib(machine['reserve'])}). Per rank: {_gib(machine['host_budget'])} of host memory "
+        f"({machine['ranks_per_node']} ranks on a node)."
+    )
+    say(
+        f"A token takes {token['row']} B a layer on the host ({token['host']} B in all) and keeps {token['index_key']} "
+        f"B a layer of index key on the device ({token['device_index']} B in all); a request's tables take "
+        f"{token['request_tables'] / 1e6:.2f} MB."
+    )
+    table = Table(box=None, pad_edge=False)
+    for column in ("", "with HiSparse", "without"):
+        table.add_column(column, no_wrap=not column)
+    table.add_row("[bold]requests at once[/]", f"[bold]{fit['requests']}[/]", str(plain["requests"] if plain else 0))
+    table.add_row("  on one rank", str(fit["requests_per_rank"]), str(plain["requests_per_rank"] if plain else 0))
+    table.add_row("device slots of a rank", str(fit["device_tokens"]), str(plain["device_tokens"] if plain else 0))
+    table.add_row("device memory of a rank", _gib(fit["device_bytes"]), _gib(plain["device_bytes"] if plain else 0))
+    for name, size in fit["device_parts"].items():
+        table.add_row(f"  {name}", _gib(size), "")
+    table.add_row("host memory of a rank", _gib(fit["host_bytes"]), "")
+    table.add_row("  of it pinned", _gib(fit["pinned_bytes"]), "")
+    table.add_row("limited by", fit["limit"], plain["limit"] if plain else "one request does not fit")
+    console.print(table)
+    say("\nFlags:")
+    for number, flag in enumerate(report["flags"]):
+        say(f"  {flag}" + (" \\" if number < len(report["flags"]) - 1 else ""))
+    _swap_in(console, report["swap_in"])
+    contexts = Table("prompt", "with HiSparse", "without", title="Requests at once", title_justify="left", box=None)
+    for row in report["contexts"]:
+        contexts.add_row(*(str(row[key]) for key in ("prompt", "hisparse", "without")))
+    console.print("", contexts)
+    hot = ", ".join(f"{row['device_buffer_size']}: {row['requests']}" for row in report["hot_buffers"])
+    say(f"\nBy device_buffer_size: {hot}")
+    for note in report["notes"]:
+        say(f"note: {note}")
+
+
+def _swap_in(console: Console, swap: dict[str, Any]) -> None:
+    columns = ["hit rate", "misses", "plugin, ms", f"{swap['sglang_kernel']}, ms", "GB moved"]
+    shared = any(row["shared_ms"] for row in swap["rows"])
+    title = (
+        f"Swap-in per decode step of {swap['batch']} requests, {swap['calls']} calls "
+        f"({swap['device']}, commit {swap['commit']})"
+    )
+    table = Table(*columns, title=title, title_justify="left", box=None)
+    if shared:
+        table.add_column("copied beside, ms")
+    for row in swap["rows"]:
+        cells = [f"{row['hit_rate']:.0%}", f"{row['misses']:.0f}", f"{row['plugin_ms']:.2f}", f"{row['sglang_ms']:.2f}"]
+        table.add_row(*cells, f"{row['bytes'] / 1e9:.3f}", *([f"{row['shared_ms']:.2f}"] if shared else []))
+    console.print("", table)
+
+
+def _gib(size: int) -> str:
+    return f"{size / GIB:.2f} GiB"
