@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import sys
 from pathlib import Path
 
@@ -22,7 +23,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EPILOG
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("--json", action="store_true", help="print one JSON object: findings and all facts")
-    parser.add_argument("--model", metavar="PATH", help="folder or Hugging Face id of the model, as --model-path")
+    parser.add_argument(
+        "--model", "--model-path", metavar="PATH", help="folder or Hugging Face id of the model, as --model-path"
+    )
     parser.add_argument("--hisparse-config", metavar="JSON", help="as the server's flag")
     parser.add_argument("--context-length", type=int, metavar="N", help="as the server's flag")
     parser.add_argument("--sglang-path", type=Path, metavar="DIR", help="an unpacked SGLang, not the installed one")
@@ -53,9 +56,18 @@ def run(options: argparse.Namespace) -> int:
     subject = examine.Subject(command, options.sglang_path, not options.no_transfer, options.time_limit)
     if not options.json and sys.stderr.isatty():
         print("Looking; importing torch and SGLang may take a minute ...", file=sys.stderr)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda number, _: sys.exit(128 + number))  # so that the probes' processes end, too
     examination = examine.examine(subject, PROBES)
-    if options.json:
-        print(json.dumps(report.as_json(examination), indent=2))
-    else:
-        report.write(examination, sys.stdout)
+    try:
+        if options.json:
+            print(json.dumps(report.as_json(examination), indent=2))
+        else:
+            report.write(examination, sys.stdout)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:  # a full disk
+        print(f"sglang-hisparse doctor: {report.verdict(examination)}\nThe report is lost: {error}", file=sys.stderr)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return int(examination.worst)

@@ -56,12 +56,18 @@ def kv_dtype(examined: Examined) -> str:
     return {"bf16": "bfloat16"}.get(dtype, dtype)
 
 
+def architecture(examined: Examined) -> str:
+    """The model's first, by which SGLang goes; empty where config.json names none."""
+    names = examined.facts("model").get("architectures")
+    return names[0] if isinstance(names, list) and names and isinstance(names[0], str) else ""
+
+
 def model_shape(examined: Examined) -> shapes.ModelShape:
     """Raises SizingError: there is no model, or none whose cache is known."""
     facts = examined.facts("model")
     if "config" not in facts:
         raise shapes.SizingError("no model's configuration is at hand")
-    config = {**facts["config"], "architectures": facts["architectures"]}
+    config = {**facts["config"], "architectures": [architecture(examined)]}
     return shapes.ModelShape.from_config(config, str(facts["name"]))
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from ...sizing import formulas, shapes
 from ..examine import Examined, Facts, Probe, Subject
 from ..finding import Finding, error, note, warning
-from ..sizes import GIB, MEM_FRACTION, kv_dtype, model_shape, release, sizes
+from ..sizes import GIB, MEM_FRACTION, architecture, kv_dtype, model_shape, release, sizes
 from . import gpu
 from .memory import device_shortfall
 
@@ -116,7 +116,7 @@ def _unknown_model(examined: Examined, reason: str) -> Iterator[Finding]:
     facts, other = examined.facts("model"), examined.facts("sglang").get("architectures", {}).get("other", [])
     if "config" not in facts or facts["config"].get("index_topk") is None:
         return  # said by the model's probe
-    if (facts["architectures"] or [None])[0] in other or "size covers" in reason:
+    if architecture(examined) in other or "size covers" in reason:
         yield note(f"the pools are not sized: {reason}", "watch host memory at the first start")
     else:
         yield error(
@@ -171,9 +171,8 @@ def _judge_server(examined: Examined) -> Iterator[Finding]:
 
 
 def _judge_dtype(examined: Examined, version: str, dtype: str, backends: dict[str, list[str]]) -> Iterator[Finding]:
-    if not backends or set(examined.facts("model").get("architectures") or []) & set(
-        examined.facts("sglang").get("architectures", {}).get("other", [])
-    ):
+    other = examined.facts("sglang").get("architectures", {}).get("other", [])
+    if not backends or architecture(examined) in other:
         return
     if dtype not in backends:
         given = examined.subject.launch.get("kv_cache_dtype")
@@ -194,7 +193,8 @@ def _judge_dtype(examined: Examined, version: str, dtype: str, backends: dict[st
 def _judge_speculation(examined: Examined, sglang: Facts) -> Iterator[Finding]:
     launch = examined.subject.launch
     if sglang and not sglang["speculative"]:
-        mended = "speculative" in " ".join(examined.facts("overlays").get("overlays", {}))
+        entry = examined.facts("overlays").get("overlays", {}).get("speculative", {})
+        mended = entry.get("outcome") == "applied"
         if not mended:
             yield error(
                 f"SGLang {sglang['version']} has no speculative decoding with HiSparse: the draft worker dies at start",
@@ -275,7 +275,8 @@ def _judge_overdraft(examined: Examined) -> Iterator[Finding]:
     spare, over = int(memory * (1 - fraction)), device_shortfall(size)
     if over > spare:
         slots = size.server.device_tokens * size.budget_bytes // (size.budget_bytes + over) // PAGE * PAGE
-        yield (error if size.certain else warning)(
+        sure = size.certain and examined.subject.launch.get("mem_fraction") is not None
+        yield (error if sure else warning)(
             f"SGLang {release(examined)} builds device pools {over / GIB:.1f} GiB larger than it reckons with ("
             f"tables, index rows of the host's tokens), and {spare / GIB:.1f} GiB are spare: out of memory at start",
             f"give --max-total-tokens {slots}, or lower host_to_device_ratio or --mem-fraction-static",

@@ -30,6 +30,7 @@ QUERY = {
     "width_max": "pcie.link.width.max",
     "mig": "mig.mode.current",
 }
+NUMBERS = ("index", "memory_mib", "used_mib", "gen", "gen_max", "width", "width_max")
 NVIDIA = "0x10de"
 GENERATIONS = {2.5: 1, 5.0: 2, 8.0: 3, 16.0: 4, 32.0: 5, 64.0: 6}  # GT/s
 GB_PER_LANE = {1: 0.25, 2: 0.5, 3: 0.985, 4: 1.969, 5: 3.938, 6: 7.563}  # GB/s, one way
@@ -37,7 +38,7 @@ LEAST_CAPABILITY = (8, 0)
 
 
 def gather(subject: Subject) -> Facts:
-    gpus, problem = _smi()
+    gpus, problem = _smi(min(SMI_S, 0.75 * (subject.time_limit_s or SMI_S)))
     if not gpus:
         gpus = _from_sysfs(subject.root)
     for gpu in gpus:
@@ -52,30 +53,37 @@ def gather(subject: Subject) -> Facts:
     }
 
 
-def _smi() -> tuple[list[dict[str, Any]], str]:
+def _smi(seconds: float) -> tuple[list[dict[str, Any]], str]:
     """GPUs as nvidia-smi tells, and why it does not."""
     command = ["nvidia-smi", f"--query-gpu={','.join(QUERY.values())}", "--format=csv,noheader,nounits"]
     try:
-        ended = subprocess.run(command, capture_output=True, text=True, timeout=SMI_S, errors="replace", check=False)
+        ended = subprocess.run(command, capture_output=True, text=True, timeout=seconds, errors="replace", check=False)
     except FileNotFoundError:
         return [], "is not on PATH"
     except OSError as error:
         return [], f"does not run: {error}"
     except subprocess.TimeoutExpired:
-        return [], f"gives no answer in {SMI_S:g} s"
+        return [], f"gives no answer in {seconds:g} s"
     if ended.returncode:
         said = " ".join((ended.stdout or ended.stderr).split())
         return [], f"fails with code {ended.returncode}: {said[:300]}"
     rows = csv.reader(ended.stdout.splitlines(), skipinitialspace=True)
-    gpus = [dict(zip(QUERY, map(_value, row), strict=True)) for row in rows if len(row) == len(QUERY)]
-    return [{**gpu, "bus": _bus(str(gpu["bus"]))} for gpu in gpus], "" if gpus else "lists no GPU"
+    gpus = [
+        {key: _value(key, text) for key, text in zip(QUERY, row, strict=True)} for row in rows if len(row) == len(QUERY)
+    ]
+    return [gpu for gpu in gpus if gpu["index"] is not None], "" if gpus else "lists no GPU"
 
 
-def _value(text: str) -> Any:
+def _value(key: str, text: str) -> Any:
+    """As the probes want it; None for what nvidia-smi does not tell: [N/A], [Not Supported]."""
     text = text.strip()
-    if text.isdigit():
-        return int(text)
-    return None if text.startswith("[") or text == "N/A" else text  # [N/A], [Not Supported]
+    if key in NUMBERS:
+        return int(text) if text.isdigit() else None
+    if key == "capability":
+        return text if re.fullmatch(r"\d+\.\d+", text) else None
+    if key == "bus":
+        return _bus(text)
+    return None if text.startswith("[") or text == "N/A" else text
 
 
 def _bus(text: str) -> str:

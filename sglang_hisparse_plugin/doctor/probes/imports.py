@@ -31,7 +31,7 @@ def _gather(module: str, distributions: tuple[str, ...], subject: Subject) -> Fa
         except importlib.metadata.PackageNotFoundError:
             continue
     more = _torch(imported) if module == "torch" else {}
-    return {"module": module, "version": str(version), "path": getattr(imported, "__file__", None), **more}
+    return {"module": module, "version": str(version or "unknown"), "path": getattr(imported, "__file__", None), **more}
 
 
 def _torch(torch: Any) -> Facts:
@@ -134,7 +134,7 @@ def _shown(facts: Facts) -> str:
     if facts.get("missing"):
         return "not installed"
     cuda = f", CUDA {facts['cuda'] or 'none: a CPU build'}" if "cuda" in facts else ""
-    return f"{facts['version']}{cuda} ({facts['path']})"
+    return f"{facts['version']}{cuda} ({facts['path'] or 'built in'})"
 
 
 def _probe(module: str, distributions: tuple[str, ...], install: str, name: str = "") -> Probe:

@@ -92,10 +92,10 @@ def _judge_pool(facts: Facts, size: Sizes) -> Iterator[Finding]:
     places = []
     if facts["available_bytes"] is not None:
         free = max(0, facts["available_bytes"] - RESERVE)
-        places.append((free, "are free on this host less the 10 GiB that SGLang spares", "add memory"))
+        places.append((free, "are free here less the 10 GiB that SGLang spares", "add memory"))
     if facts["cgroup"]:
         left = facts["cgroup"]["left_bytes"]
-        places.append((left, "are left to this container, which is killed beyond", "raise its memory limit"))
+        places.append((left, "are left to this container", "raise its memory limit"))
     for free, what, more in places:
         if size.pinned_bytes > free:
             yield level(
@@ -112,7 +112,9 @@ def _smaller(size: Sizes, free: int) -> str:
     slots = rows // hisparse.host_to_device_ratio // hisparse.page_size * hisparse.page_size
     ways = [f"host_to_device_ratio {ratio}"] if ratio >= 2 else []
     ways += [f"--max-total-tokens {slots}"] if slots >= hisparse.padded_buffer else []
-    return "lower it with " + " or ".join(ways) if ways else "use fewer ranks on this host"
+    if ways:
+        return "lower it with " + " or ".join(ways)
+    return "use fewer ranks on this host" if size.ranks > 1 else "lower host_to_device_ratio and device_buffer_size"
 
 
 def _judge_nodes(examined: Examined, size: Sizes) -> Iterator[Finding]:
@@ -125,7 +127,7 @@ def _judge_nodes(examined: Examined, size: Sizes) -> Iterator[Finding]:
             yield note(
                 f"the pools of the GPUs on NUMA node {home} ({wanted / GIB:.1f} GiB) are larger than that node "
                 f"({total / GIB:.1f} GiB): some rows will be on another one",
-                "do not bind memory strictly (numactl --preferred in place of --membind), or lower host_to_device_ratio",
+                "do not bind memory strictly (numactl --preferred, not --membind), or lower host_to_device_ratio",
             )
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from ..examine import Examined, Facts, Probe, Subject
 from ..finding import Finding, error, note, warning
+from ..sizes import architecture
 
 KEPT = (
     *("num_hidden_layers", "kv_lora_rank", "qk_rope_head_dim", "index_topk", "index_head_dim", "index_n_heads"),
@@ -135,25 +136,24 @@ def judge(examined: Examined) -> Iterator[Finding]:
 
 
 def _judge_architecture(examined: Examined, facts: Facts) -> Iterator[Finding]:
-    known = examined.facts("sglang").get("architectures")
-    names = facts["architectures"]
-    if not isinstance(names, list) or not names or not isinstance(names[0], str):
+    known, name = examined.facts("sglang").get("architectures"), architecture(examined)
+    if not name:
         yield error(
-            f"config.json names no architecture: {names!r}",
+            f"config.json names no architecture: {facts['architectures']!r}",
             'restore "architectures" in config.json, as ["DeepseekV32ForCausalLM"]',
         )
         return
-    if not known or not known["dsa"] or names[0] in known["other"]:
+    if not known or not known["dsa"] or name in known["other"]:
         return
-    if names[0] not in known["dsa"]:
+    if name not in known["dsa"]:
         yield error(
-            f"{names[0]} is not one of the architectures for which this SGLang takes --enable-hisparse",
+            f"{name} is not one of the architectures for which this SGLang takes --enable-hisparse",
             "serve it without --enable-hisparse, or use a newer SGLang; this one takes "
             + ", ".join(known["dsa"] + known["other"]),
         )
     elif facts["config"].get("index_topk") is None:
         yield error(
-            f"config.json of {names[0]} has no index_topk: to SGLang it has no sparse attention",
+            f"config.json of {name} has no index_topk: to SGLang it has no sparse attention",
             "take the configuration of a model with DeepSeek Sparse Attention, or drop --enable-hisparse",
         )
 
@@ -166,7 +166,7 @@ def shown(facts: Facts) -> str:
     weights = (
         f"{facts['weights_bytes'] / (1 << 30):.1f} GiB of weights" if facts["weights_bytes"] else "weights not here"
     )
-    return f"{facts['name']}: {(facts['architectures'] or ['?'])[0]}, {weights}"
+    return f"{facts['name']}: {facts['architectures']}, {weights}"
 
 
 PROBE = Probe("model", gather, judge, shown)

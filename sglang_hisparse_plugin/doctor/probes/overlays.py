@@ -7,12 +7,11 @@ import importlib.metadata
 import re
 import site
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from importlib.machinery import PathFinder
 from pathlib import Path
 
 from ... import config, installation
-from ...overlays import OVERLAYS
 from ..examine import Examined, Facts, Probe, Subject
 from ..finding import Finding, error, note, warning
 
@@ -21,6 +20,7 @@ MOST_FILES, MOST_BYTES = 300, 1 << 20  # read of another plugin's package
 
 
 def gather(subject: Subject) -> Facts:
+    from ...overlays import OVERLAYS
     from ...patching import engine  # needs wrapt, which may be missing
     from ...patching.outcome import Applied
     from ...plugin import LABELS
@@ -114,19 +114,36 @@ def _read(module: str) -> Facts:
         except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
             unread += 1
             continue
+        names = _imported(tree)
         for node in ast.walk(tree):
             if isinstance(node, ast.Constant) and isinstance(node.value, str) and len(node.value) < 200:
                 mentions.add(node.value.replace(":", ".").strip("."))
             elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
-                mentions.add(ast.unparse(node))
+                mentions.add(_expanded(ast.unparse(node), names))
             elif isinstance(node, ast.Call) and ast.unparse(node.func) == "setattr" and len(node.args) == 3:
                 owner, name = node.args[:2]
                 if isinstance(name, ast.Constant):
-                    mentions.add(f"{ast.unparse(owner)}.{name.value!s}")
+                    mentions.add(_expanded(f"{ast.unparse(owner)}.{name.value!s}", names))
             elif isinstance(node, ast.Attribute) and node.attr == "REPLACE":
                 replaces = True
     dotted = {text for text in mentions if re.fullmatch(r"\w+(\.\w+)+", text)}
     return {"mentions": sorted(dotted)[:2000], "replaces": replaces, "unread": unread}
+
+
+def _imported(tree: ast.Module) -> dict[str, str]:
+    """What the names of a file's imports stand for."""
+    names = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names.update({alias.asname: alias.name for alias in node.names if alias.asname})
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names.update({alias.asname or alias.name: f"{node.module}.{alias.name}" for alias in node.names})
+    return names
+
+
+def _expanded(dotted: str, names: Mapping[str, str]) -> str:
+    first, point, rest = dotted.partition(".")
+    return names.get(first, first) + point + rest
 
 
 def _files(module: str) -> list[Path]:

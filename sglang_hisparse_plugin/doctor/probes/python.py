@@ -38,7 +38,7 @@ def gather(subject: Subject) -> Facts:
         "pth": any(getattr(finder, "watches", "") == "sglang" for finder in sys.meta_path),
         "missing": [name for name in NEEDS if importlib.util.find_spec(name) is None],
         "server_program": subject.launch.program,
-        "same_interpreter": not found or _prefix(found) == _prefix(sys.executable),
+        "same_interpreter": not found or _same(found, sys.executable),
         "server_found": bool(found) or not program,
         "server_pythonpath": subject.launch.environment.get("PYTHONPATH"),
         "pythonpath": os.environ.get("PYTHONPATH"),
@@ -52,9 +52,11 @@ def _name(distribution: importlib.metadata.Distribution) -> str:
     return (distribution.metadata["Name"] or "").lower().replace("_", "-")  # a damaged one has no name
 
 
-def _prefix(executable: str) -> str:
-    """The environment of an interpreter: a venv's folder, though its `python` is a link out of it."""
-    return os.path.dirname(os.path.abspath(executable))
+def _same(one: str, other: str) -> bool:
+    """Whether two interpreters have one environment: a venv's `python` is a link out of it, to what others share."""
+    folders = [Path(os.path.abspath(path)).parent for path in (one, other)]
+    in_venv = any((folder.parent / "pyvenv.cfg").exists() for folder in folders)
+    return folders[0] == folders[1] or (not in_venv and os.path.realpath(one) == os.path.realpath(other))
 
 
 def _interpreter(script: str) -> str:

@@ -19,6 +19,7 @@ from ..finding import Finding, error, warning
 REQUIREMENT = re.compile(r"^([A-Za-z0-9][\w.-]*)\s*(?:\[[^\]]*\])?\s*\(?([^;)]*)\)?\s*(?:;.*)?$")
 #: Of the packages that SGLang pins, those whose version decides whether kernels load.
 DECISIVE = ("torch", "sglang-kernel", "sgl-kernel", "apache-tvm-ffi")
+MOST_NAMED = 6
 MODEL_CONFIG = "sglang.srt.configs.model_config"
 HISPARSE_HOOK = "sglang/srt/arg_groups/hisparse_hook.py"
 
@@ -134,11 +135,16 @@ def judge(examined: Examined) -> Iterator[Finding]:
     for group in (decisive, {name: entry for name, entry in unmet.items() if name not in decisive}):
         if group:
             yield warning(
-                f"SGLang {facts['version']} asks for " + ", ".join(map(_described, group.values())),
+                f"SGLang {facts['version']} asks for {_listed(list(group.values()))}",
                 f"pip install sglang=={facts['version']}, which brings what it asks for"
                 if facts["version"] != "unknown"
                 else "install what this SGLang's pyproject.toml names",
             )
+
+
+def _listed(entries: list[dict[str, Any]]) -> str:
+    more = f" and {len(entries) - MOST_NAMED} more" if len(entries) > MOST_NAMED else ""
+    return ", ".join(map(_described, entries[:MOST_NAMED])) + more
 
 
 def _described(entry: dict[str, Any]) -> str:

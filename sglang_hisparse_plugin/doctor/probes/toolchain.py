@@ -59,8 +59,8 @@ def _has_cudart(*folders: Path) -> bool:
 
 def _cudart_beside(nvcc: str) -> str | None:
     """The folder of the toolkit that an nvcc really belongs to."""
-    home = Path(nvcc).resolve().parents[1]
-    folders = [home / "lib64", home / "lib", *home.glob("targets/*/lib")]
+    homes = [Path(nvcc).resolve().parents[1], Path("/usr/local/cuda")]
+    folders = [folder for home in homes for folder in (home / "lib64", home / "lib", *home.glob("targets/*/lib"))]
     return next((str(folder) for folder in folders if _has_cudart(folder)), None)
 
 

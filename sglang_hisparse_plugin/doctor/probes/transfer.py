@@ -9,7 +9,7 @@ from typing import Any
 
 from ..examine import Examined, Facts, Probe, Subject
 from ..finding import Finding, error, warning
-from .gpu import GB_PER_LANE, needed, read_link
+from .gpu import GB_PER_LANE, needed, read_link, visible
 
 BYTES = 256 * 1000 * 1000
 ENOUGH_S = 2.0  # of copying, over all devices
@@ -78,10 +78,11 @@ def judge(examined: Examined) -> Iterator[Finding]:
             "SGLang pins its whole host pool",
             "free host memory; raise the container's memory limit and `ulimit -l` (docker: --ulimit memlock=-1)",
         )
-    known = {gpu["bus"]: gpu for gpu in examined.facts("gpu").get("gpus", [])}
+    shown = visible(examined.facts("gpu"))
+    known: dict[Any, dict[str, Any]] = {gpu["bus"]: gpu for gpu in shown} | dict(enumerate(shown))
     for device in facts.get("devices", []):
         told = {k: v for k, v in device["link_after"].items() if v is not None}
-        link = {**known.get(device["bus"], {}), **told}
+        link = {**(known.get(device["bus"]) or known.get(device["index"], {})), **told}
         generation, width = link.get("gen_max"), link.get("width_max") or link.get("width")
         ceiling = GB_PER_LANE.get(generation or 0, 0.0) * (width or 0)
         if ceiling and device["gbps"] < LEAST_SHARE * ceiling:
