@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import importlib
 import inspect
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 from .patching.source import FunctionSource, Rebound, SourceTree
@@ -121,3 +124,97 @@ def retract(scheduler: Any, reqs: list[Any]) -> None:
         batch.release_req(i, len(reqs) - i, **({"server_args": scheduler.server_args} if takes_args else {}))
     for req in reqs:
         scheduler._add_request_to_queue(req)
+
+
+def reserve_host(coordinator: Any, slot: int, start: int, stop: int) -> None:
+    """Give positions start .. stop-1 of a request host slots. The host pool has pages, and counts them, from 0.5.13.
+
+    Raises:
+        RuntimeError: the host pool is empty.
+    """
+    c, pool = coordinator, coordinator.mem_pool_host
+    if hasattr(pool, "alloc_paged_token_slots"):
+        pool.alloc_paged_token_slots(c.req_to_host_pool, c.req_to_host_pool_allocated_len, slot, start, stop - start)
+        return
+    rows = pool.alloc(stop - start)
+    if rows is None:
+        raise RuntimeError(f"HiSparse: the host pool has no room for {stop - start} draft tokens")
+    c.req_to_host_pool[slot, start:stop] = rows.to(c.req_to_host_pool.device)
+
+
+def free_host_beyond(coordinator: Any, slot: int, start: int, stop: int) -> None:
+    """Free the host slots of positions start .. stop-1 where the coordinator would overlook them: up to 0.5.12."""
+    c = coordinator
+    if start < stop and not hasattr(c.mem_pool_host, "alloc_paged_token_slots"):
+        rows = c.req_to_host_pool[slot, start:stop]
+        c.mem_pool_host.free(rows.clone())
+        rows.fill_(-1)
+
+
+def back_up(coordinator: Any, host: Any, device: Any) -> None:
+    """Copy device rows to host rows in all layers; `settled` waits for it. On a stream of its own from 0.5.11."""
+    c = coordinator
+    copy = functools.partial(
+        c.mem_pool_host.backup_from_device_all_layer, c.mem_pool_device, host, device, io_backend="kernel"
+    )
+    if not hasattr(c, "decode_backup_stream"):
+        copy()
+        return
+    module = sys.modules[COORDINATOR].device_module
+    c.wait_for_pending_backup()
+    now = module.current_stream()
+    with module.stream(c.decode_backup_stream):
+        c.decode_backup_stream.wait_stream(now)
+        copy()
+        c._backup_done_event.record()
+        for rows in (host, device):
+            if rows.is_cuda:
+                rows.record_stream(c.decode_backup_stream)
+    c._has_pending_backup = True
+
+
+def settled(coordinator: Any) -> None:
+    """Let the current stream wait for `back_up`."""
+    if hasattr(coordinator, "wait_for_pending_backup"):
+        coordinator.wait_for_pending_backup()
+
+
+def hand_over_draft(scheduler: Any, batch: Any, draft: Any) -> None:
+    """Give a batch that starts to decode its draft input, by way of the future map where batches overlap."""
+    batch.spec_info = draft
+    if getattr(batch, "output_ids", None) is not None:  # to 0.5.12, where spec v2 asks the last input for its device
+        batch.input_ids = batch.output_ids
+    if not scheduler.enable_overlap:
+        return
+    futures = scheduler.future_map
+    if hasattr(futures, "alloc_future_indices"):  # to 0.5.12: a ring, in which what a prefill left is soon written over
+        draft.future_indices = futures.alloc_future_indices(batch.batch_size())
+        futures.store_to_map_for_new_batch(draft.future_indices, draft)
+    else:  # by request slot: what the prefill left is there
+        draft.future_indices = batch.req_pool_indices
+
+
+@contextlib.contextmanager
+def relay_untouched(scheduler: Any) -> Iterator[None]:
+    """The future map keeps what it has: from 0.5.13 a batch out of staging writes its last tokens there."""
+    futures = scheduler.future_map
+    if not hasattr(futures, "stash"):
+        yield
+        return
+    futures.stash = lambda *_args, **_kwargs: None
+    try:
+        yield
+    finally:
+        del futures.stash
+
+
+def draft_tokens() -> int:
+    """Draft tokens of a step, the one that is known included; 0 without speculation."""
+    arguments = sys.modules["sglang.srt.server_args"].get_global_server_args()
+    return int(arguments.speculative_num_draft_tokens or 0) if arguments.speculative_algorithm else 0
+
+
+def layer_and_batch(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
+    """The layer and the forward batch of an attention backend's call: the fourth and fifth argument after `self`."""
+    given = dict(zip(("q", "k", "v", "layer", "forward_batch"), args, strict=False)) | kwargs
+    return given["layer"], given["forward_batch"]

@@ -15,6 +15,7 @@ from . import (
     retract_once,
     retract_order,
     slot_count,
+    speculative,
     swap_in,
 )
 
@@ -32,4 +33,5 @@ OVERLAYS: tuple[Overlay, ...] = (
     slot_count.OVERLAY,
     idle_staging.OVERLAY,
     swap_in.OVERLAY,
+    speculative.OVERLAY,
 )

@@ -247,6 +247,8 @@ def _imports(node: ast.AST, name: str) -> bool:
 def _sets(node: ast.AST, dotted: str) -> bool:
     """Whether a statement assigns to the name or attribute `dotted`, by ``=`` or by `setattr`."""
     if isinstance(node, ast.Assign | ast.AnnAssign):
+        if node.value and dotted_name(node.value) == dotted:  # ``name = name`` sets nothing new
+            return False
         targets = node.targets if isinstance(node, ast.Assign) else [node.target] if node.value else []
         return any(dotted_name(n) == dotted for target in targets for n in (target, *getattr(target, "elts", ())))
     if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call) and dotted_name(node.value.func) == "setattr":
