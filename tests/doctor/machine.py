@@ -159,7 +159,6 @@ HEALTHY: dict[str, Any] = {
         "compiler_wanted": "c++",
         "compiler_says": "c++ 13",
         "ninja": "/usr/bin/ninja",
-        "arch_list": None,
     },
     "caches": {
         "folders": [{"purpose": "compiled kernels", "variable": "V", "path": "/root/.cache", "free_bytes": 90 * GIB}]

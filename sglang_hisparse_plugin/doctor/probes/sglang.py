@@ -40,13 +40,11 @@ def gather(subject: Subject) -> Facts:
         "unmet": _unmet(root),
         "architectures": {
             "dsa": _strings(tree, "is_deepseek_dsa", "is_deepseek_nsa"),
-            "other": _strings(tree, "is_deepseek_v4", "is_minimax_sparse") if hook else [],
+            "other": _strings(tree, *(n for n in ("is_deepseek_v4", "is_minimax_sparse") if n in hook)),
         },
         "backends_by_dtype": _backends(hook) or {"bfloat16": ["flashmla_sparse"]},
         # The coordinator takes the model's index_topk from 0.5.12, --hisparse-config's top_k before.
         "top_k_from_model": "hisparse_top_k" in _text(root / "sglang/srt/model_executor/model_runner.py"),
-        # The budget of the device pool counts the indexer's rows times the ratio from 0.5.18.
-        "indexer_counted": "indexer_ratio" in _text(root / "sglang/srt/model_executor/pool_configurator.py"),
         "mixed_chunk_refused": "enable_mixed_chunk" in hook,
         "speculative": "HiSparseSpecSwapManager" in _text(root / "sglang/srt/managers/hisparse_coordinator.py"),
         "block_size": "swap_in_block_size" in _text(root / "sglang/srt/mem_cache/sparsity/factory.py"),
@@ -61,7 +59,7 @@ def _text(path: Path) -> str:
 
 
 def _strings(tree: SourceTree, *names: str) -> list[str]:
-    """String constants in the first of these functions that look like names of architectures, in each that exists."""
+    """String constants in these functions, where they exist, that look like names of architectures."""
     found = [f for name in names if (f := tree.function(MODEL_CONFIG, name))]
     texts = [n.value for f in found for n in ast.walk(f.node) if isinstance(n, ast.Constant)]
     return sorted({text for text in texts if isinstance(text, str) and re.fullmatch(r"[A-Z]\w+", text)})

@@ -42,7 +42,6 @@ def gather(_subject: Subject) -> Facts:
         "compiler_wanted": os.environ.get("CXX", "c++"),
         "compiler_says": _ask(compiler, "--version").partition("\n")[0] if compiler else "",
         "ninja": shutil.which("ninja"),
-        "arch_list": os.environ.get("TVM_FFI_CUDA_ARCH_LIST"),
     }
 
 
