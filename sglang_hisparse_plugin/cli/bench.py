@@ -13,6 +13,8 @@ from rich.progress import Progress
 from rich.table import Table
 
 from .. import __version__
+from ..report import Bench, Engine, ReportError, plots, read_bench, read_engine, write
+from ..report.data import bench as from_report
 
 OURS, COUNTING = "plugin", "plugin, counting"
 
@@ -21,10 +23,43 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of ``bench``."""
     parser.add_argument("--json", type=Path, metavar="FILE", help="save the results to FILE as well")
     parser.add_argument("--quick", action="store_true", help="nine cells instead of 252")
+    parser.add_argument("--report", type=Path, metavar="DIR", help="write an HTML page, pictures and the JSON to DIR")
+    parser.add_argument("--from", type=Path, dest="source", metavar="FILE", help="measure nothing, take FILE of --json")
+    parser.add_argument("--engine", type=Path, metavar="FILE", help="add a table of an end-to-end run to the report")
 
 
 def run(options: argparse.Namespace) -> int:
-    """Exit code 0: measured; 2: there is nothing to measure on."""
+    """Exit code 0: measured, or reported; 2: there is nothing to measure on or to report, or the input is wrong."""
+    if (options.source or options.engine) and not options.report:
+        print(
+            "sglang-hisparse bench: --from and --engine are for a report: name its folder with --report",
+            file=sys.stderr,
+        )
+        return 2
+    try:
+        engine = _before_measuring(options)
+        if options.source:
+            return _write_report(read_bench(options.source), engine, options.report)
+    except ReportError as error:
+        print(f"sglang-hisparse bench: {error}", file=sys.stderr)
+        return 2
+    return _measure(options, engine)
+
+
+def _before_measuring(options: argparse.Namespace) -> Engine | None:
+    """What a report needs besides the measurement; a fault in it is better known before minutes on a GPU."""
+    if not options.report:
+        return None
+    plots.available()
+    return read_engine(options.engine) if options.engine else None
+
+
+def _write_report(bench: Bench, engine: Engine | None, folder: Path) -> int:
+    print(f"Report: {write(bench, engine, folder)}")
+    return 0
+
+
+def _measure(options: argparse.Namespace, engine: Engine | None) -> int:
     try:
         import torch
     except ImportError as error:
@@ -61,7 +96,7 @@ def run(options: argparse.Namespace) -> int:
     if options.json:
         options.json.write_text(json.dumps(report, indent=1) + "\n")
     _print(console, report, list(kernels))
-    return 0
+    return _write_report(from_report(report), engine, options.report) if options.report else 0
 
 
 def _print(console: Console, report: dict[str, Any], kernels: list[str]) -> None:

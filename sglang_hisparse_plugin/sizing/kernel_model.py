@@ -110,7 +110,7 @@ def from_record(record: Mapping[str, Any]) -> KernelModel:
 def compact(report: Mapping[str, Any], source: str) -> dict[str, Any]:
     """What the model needs of a full report of ``sglang-hisparse bench``."""
     cells = report["cells"]
-    kernels = list(cells[0]["us"])
+    kernels = [kernel for kernel in cells[0]["us"] if kernel == OURS or kernel.startswith("sglang")]
     return {
         "source": source,
         "device": report["device"],

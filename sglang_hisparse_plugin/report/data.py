@@ -1,0 +1,181 @@
+"""What a report is made of: a kernel bench and, if there is one, a run of the engine; both checked before use."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+OURS = "plugin"
+AXES = ("batch", "misses", "row_bytes", "hot")
+PER_KERNEL = ("us", "spread", "gbps")
+#: Of an engine run's row; the last two may be null or absent.
+ENGINE_COLUMNS = {
+    "release": "SGLang",
+    "mode": "mode",
+    "kernel": "kernel",
+    "concurrency": "requests at once",
+    "context": "context, tokens",
+    "tokens_per_s": "tokens/s",
+    "ms_per_token": "ms/token",
+    "hit_rate": "hit rate",
+    "acceptance": "acceptance",
+}
+OPTIONAL = ("hit_rate", "acceptance")
+NUMBERS = ("concurrency", "context", "tokens_per_s", "ms_per_token")
+Point = tuple[int, ...]
+
+
+class ReportError(ValueError):
+    """The input makes no report; the text says what is wrong and what to do."""
+
+
+@dataclass(frozen=True)
+class Bench:
+    """A report of ``sglang-hisparse bench``."""
+
+    raw: Mapping[str, Any]
+    cells: Mapping[Point, Mapping[str, Any]]
+    """By (batch, misses, row bytes, hot buffer)."""
+    upstream: tuple[str, ...]
+    """SGLang's kernels in this run; empty where none was installed."""
+
+    def axis(self, name: str) -> list[int]:
+        """Sorted values of one of AXES."""
+        return sorted({point[AXES.index(name)] for point in self.cells})
+
+    def us(self, point: Point) -> float:
+        """Microseconds of our kernel."""
+        return float(self.cells[point]["us"][OURS])
+
+    def best(self, point: Point) -> float | None:
+        """Microseconds of the fastest of SGLang's kernels."""
+        return min((float(self.cells[point]["us"][name]) for name in self.upstream), default=None)
+
+    def ratio(self, point: Point) -> float:
+        """How many times as long the best of SGLang's takes; where none was measured, the bound over ours."""
+        best = self.best(point)
+        return (float(self.cells[point]["bound_us"]) if best is None else best) / self.us(point)
+
+    @property
+    def baseline(self) -> str:
+        return " / ".join(self.upstream) or "bound"
+
+    def summary(self) -> dict[str, float]:
+        """Median, least and greatest ratio, cells slower than the baseline, and the median over the bound."""
+        ratios = [self.ratio(point) for point in self.cells]
+        return {
+            "cells": len(ratios),
+            "median": statistics.median(ratios),
+            "least": min(ratios),
+            "greatest": max(ratios),
+            "slower": sum(ratio < 1 for ratio in ratios),
+            "over_bound": statistics.median(float(cell["over_bound"][OURS]) for cell in self.cells.values()),
+        }
+
+
+@dataclass(frozen=True)
+class Engine:
+    """Rows of an end-to-end run, and what else its file says."""
+
+    rows: Sequence[Mapping[str, Any]]
+    about: Mapping[str, Any]
+
+    @property
+    def columns(self) -> dict[str, str]:
+        """Titles by key: the known ones, then whatever else the rows have."""
+        others = dict.fromkeys(key for row in self.rows for key in row if key not in ENGINE_COLUMNS)
+        return {**ENGINE_COLUMNS, **{key: key.replace("_", " ") for key in others}}
+
+
+def read_bench(file: Path) -> Bench:
+    """From the file of ``bench --json``.
+
+    Raises:
+        ReportError: it cannot be read, or `bench` finds fault with it.
+    """
+    return bench(_load(file), str(file))
+
+
+def bench(raw: Any, name: str = "the report") -> Bench:
+    """From a report as a dictionary.
+
+    Raises:
+        ReportError: a part is missing or of a wrong kind, or the grid has holes.
+    """
+    remedy = "give the file that `sglang-hisparse bench --json FILE` wrote"
+    if not isinstance(raw, dict) or not isinstance(raw.get("cells"), list) or not raw["cells"]:
+        raise ReportError(f"{name} has no cells: {remedy}")
+    if absent := [key for key in ("device", "copy_engine_gbps", "scattered_gbps") if key not in raw]:
+        raise ReportError(f"{name} does not say {', '.join(absent)}: {remedy}")
+    cells: dict[Point, Mapping[str, Any]] = {}
+    for number, cell in enumerate(raw["cells"]):
+        try:
+            point = tuple(int(cell[key]) for key in AXES)
+            _check_cell(cell, list(raw["cells"][0]["us"]))
+        except (KeyError, TypeError, ValueError) as error:
+            reason = f"it lacks {error}" if isinstance(error, KeyError) else str(error)
+            raise ReportError(f"cell {number} of {name} is not as bench writes it ({reason}): {remedy}") from error
+        if point in cells:
+            raise ReportError(f"{name} has the cell {_spell(point)} twice: bench the grid in one run")
+        cells[point] = cell
+    axes = [sorted({point[axis] for point in cells}) for axis in range(len(AXES))]
+    if missing := [point for point in product(*axes) if point not in cells]:
+        more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
+        raise ReportError(
+            f"{name} lacks {len(missing)} of {len(cells) + len(missing)} cells of its grid: "
+            f"{'; '.join(map(_spell, missing[:3]))}{more}. Was the run cut short? Repeat `sglang-hisparse bench --json`"
+        )
+    if absent_rows := [row for row in axes[2] if str(row) not in {str(key) for key in raw["scattered_gbps"]}]:
+        raise ReportError(f"{name} has no scattered_gbps of rows of {absent_rows[0]} bytes: {remedy}")
+    kernels = raw["cells"][0]["us"]
+    return Bench(raw, cells, tuple(kernel for kernel in kernels if kernel.startswith("sglang")))
+
+
+def read_engine(file: Path) -> Engine:
+    """From a list of rows, or an object with `rows` and whatever describes the run.
+
+    Raises:
+        ReportError: it cannot be read, or a row lacks something.
+    """
+    raw = _load(file)
+    rows = raw.get("rows") if isinstance(raw, dict) else raw
+    wanted = [key for key in ENGINE_COLUMNS if key not in OPTIONAL]
+    if not isinstance(rows, list) or not rows:
+        raise ReportError(f"{file} has no rows: give an object with `rows`, each with {', '.join(wanted)}")
+    for number, row in enumerate(rows):
+        if not isinstance(row, dict) or (absent := [key for key in wanted if row.get(key) is None]):
+            lacks = ", ".join(absent) if isinstance(row, dict) else "everything: it is no object"
+            raise ReportError(f"row {number} of {file} lacks {lacks}; only {' and '.join(OPTIONAL)} may be left out")
+        if odd := [key for key in NUMBERS if not isinstance(row[key], (int, float)) or isinstance(row[key], bool)]:
+            raise ReportError(f"row {number} of {file}: {odd[0]} is {row[odd[0]]!r}, which is no number")
+    return Engine(rows, {key: value for key, value in raw.items() if key != "rows"} if isinstance(raw, dict) else {})
+
+
+def _check_cell(cell: Mapping[str, Any], kernels: list[str]) -> None:
+    if OURS not in kernels:
+        raise ValueError(f"no kernel is called {OURS}")
+    for key in PER_KERNEL:
+        if list(cell[key]) != kernels:
+            raise ValueError(f"{key} has {', '.join(cell[key])}, the first cell {', '.join(kernels)}")
+    if not all(float(cell["us"][kernel]) > 0 for kernel in kernels):
+        raise ValueError("a time is not above 0")
+    if not (float(cell["bound_us"]) > 0 and float(cell["over_bound"][OURS]) > 0):
+        raise ValueError("a bound is not above 0")
+
+
+def _load(file: Path) -> Any:
+    try:
+        return json.loads(file.read_text("utf-8"))
+    except OSError as error:
+        raise ReportError(f"cannot read {file}: {error.strerror}") from error
+    except ValueError as error:
+        raise ReportError(f"{file} is no JSON: {error}") from error
+
+
+def _spell(point: Point) -> str:
+    return ", ".join(f"{name} {value}" for name, value in zip(AXES, point, strict=True))
