@@ -123,6 +123,9 @@ def prepare_for_decode(original: Any, *args: Any) -> Any:
 
 def draft_v1(original: Any, worker: Any, batch: Any) -> Any:
     """Spec v1 takes slots for the draft model's steps and gives them back."""
+    if _rows(batch.hisparse_coordinator):
+        # The draft model's pass after it wants a list, and replaces its numbers; without HiSparse a prefill leaves one.
+        batch.prefix_lens = [0] * batch.batch_size()
     with _logical(batch.hisparse_coordinator, worker, batch.tree_cache):
         return original(worker, batch)
 

@@ -57,7 +57,7 @@ def _pools(c: Any, steps: int) -> Iterator[str]:
         from ..kernels import build
 
         if build.find_nvcc() is None:
-            yield "the plugin's swap-in kernel needs a CUDA compiler, and there is none: put nvcc on PATH or set CUDA_HOME"
+            yield "the swap-in kernel needs a CUDA compiler, and there is none: put nvcc on PATH or set CUDA_HOME"
     most = c.device_buffer_size // c.top_k
     if steps > most:
         yield (
