@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--model", "--model-path", metavar="PATH", help="folder or Hugging Face id of the model, as --model-path"
     )
     parser.add_argument("--hisparse-config", metavar="JSON", help="as the server's flag")
-    parser.add_argument("--context-length", type=int, metavar="N", help="as the server's flag")
+    parser.add_argument("--context-length", type=_count, metavar="N", help="as the server's flag")
     parser.add_argument("--sglang-path", type=Path, metavar="DIR", help="an unpacked SGLang, not the installed one")
     parser.add_argument(
         "--no-transfer", action="store_true", help="do not measure the host-to-device rate (2 s of copying)"
@@ -40,6 +40,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def _count(text: str) -> int:
+    value = int(text)
+    if not 0 < value < launch.MOST:
+        raise argparse.ArgumentTypeError(f"{text} is no number of tokens")
+    return value
+
+
 def _seconds(text: str) -> float:
     value = float(text)
     if not 0 < value < float("inf"):
@@ -49,25 +56,29 @@ def _seconds(text: str) -> float:
 
 def run(options: argparse.Namespace) -> int:
     """Exit code: the worst finding."""
+    while (fd := os.open(os.devnull, os.O_RDWR)) < 3:  # closed streams: pipes must not take their place
+        pass
+    os.close(fd)
     own = {"model": options.model, "hisparse_config": options.hisparse_config, "context_length": options.context_length}
     overrides = {name: value for name, value in own.items() if value is not None}
     command = launch.read(launch.words_of(options.launch), overrides)
     os.environ.update(command.environment)  # the probes see what the server would
     subject = examine.Subject(command, options.sglang_path, not options.no_transfer, options.time_limit)
-    if not options.json and sys.stderr.isatty():
+    if not options.json and sys.stderr and sys.stderr.isatty():
         print("Looking; importing torch and SGLang may take a minute ...", file=sys.stderr)
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda number, _: sys.exit(128 + number))  # so that the probes' processes end, too
     examination = examine.examine(subject, PROBES)
+    out = sys.stdout or open(os.devnull, "w")  # noqa: SIM115 - nobody reads it
     try:
         if options.json:
-            print(json.dumps(report.as_json(examination), indent=2))
+            print(json.dumps(report.as_json(examination), indent=2), file=out)
         else:
-            report.write(examination, sys.stdout)
-        sys.stdout.flush()
+            report.write(examination, out)
+        out.flush()
     except BrokenPipeError:
         raise
     except OSError as error:  # a full disk
         print(f"sglang-hisparse doctor: {report.verdict(examination)}\nThe report is lost: {error}", file=sys.stderr)
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        os.dup2(os.open(os.devnull, os.O_WRONLY), out.fileno())
     return int(examination.worst)

@@ -43,6 +43,9 @@ FLAGS: dict[str, tuple[tuple[str, ...], Callable[[str], Any] | None]] = {
     "plugin_mode": (("--hisparse-plugin",), str),
     "plugin_skip": (("--hisparse-plugin-skip",), str),
 }
+MOST = 1 << 40
+#: Values that make sense, where those are not 1 to MOST.
+RANGES = {"base_gpu_id": (0, MOST), "mem_fraction": (0.01, 0.99)}
 ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
 PYTHON = re.compile(r"(.*/)?python[0-9.]*")
 
@@ -143,9 +146,15 @@ def _flags(words: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
             problems.append(f"{word} has no value")
             continue
         try:
-            options[name] = convert(text)
+            value = convert(text)
         except ValueError:
             problems.append(f"{word} is {text!r}, which is no {'whole ' if convert is int else ''}number")
+            continue
+        low, high = RANGES.get(name, (1, MOST))
+        if convert in (int, float) and not low <= value <= high:
+            problems.append(f"{word} is {text}, which makes no sense: it can be {low} to {high}")
+        else:
+            options[name] = value
     return options, problems
 
 

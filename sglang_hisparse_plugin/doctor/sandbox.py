@@ -81,16 +81,18 @@ def run(jobs: Mapping[str, Job]) -> dict[str, Outcome]:
 
 
 def _start(name: str, job: Job) -> _Child:
-    sys.stdout.flush()
-    sys.stderr.flush()
-    result_fd, result_end = os.pipe()
-    output_fd, output_end = os.pipe()
+    for stream in filter(None, (sys.stdout, sys.stderr)):
+        stream.flush()
+    fds: list[int] = []
     try:
+        fds += os.pipe()
+        fds += os.pipe()
         pid = os.fork()
     except OSError:
-        for fd in (result_fd, result_end, output_fd, output_end):
+        for fd in fds:
             os.close(fd)
         raise
+    result_fd, result_end, output_fd, output_end = fds
     if pid == 0:
         _child(job, result_end, output_end)
     os.close(result_end)

@@ -9,6 +9,7 @@ from ..sizing import formulas, shapes
 from .examine import Examined
 from .probes import gpu
 
+MOST_LAYERS, MOST_WIDTH = 10_000, 1 << 24  # beyond these, a configuration is damaged
 MEM_FRACTION = 0.88  # where none is given; SGLang takes about this on GPUs from 80 GiB on
 GIB = 1 << 30
 
@@ -68,7 +69,17 @@ def model_shape(examined: Examined) -> shapes.ModelShape:
     if "config" not in facts:
         raise shapes.SizingError("no model's configuration is at hand")
     config = {**facts["config"], "architectures": [architecture(examined)]}
-    return shapes.ModelShape.from_config(config, str(facts["name"]))
+    layers = config.get("num_hidden_layers")
+    if isinstance(layers, int) and layers > MOST_LAYERS:
+        raise shapes.SizingError(f"num_hidden_layers is {layers}")
+    try:
+        model = shapes.ModelShape.from_config(config, str(facts["name"]))
+    except (OverflowError, AttributeError, IndexError) as reason:
+        raise shapes.SizingError(str(reason)) from reason
+    if max(model.kv_lora_rank, model.qk_rope_head_dim, model.index_head_dim, model.index_topk) > MOST_WIDTH:
+        raise shapes.SizingError("a dimension is out of all proportion")
+    longest = model.max_context if isinstance(model.max_context, int) else None
+    return dataclasses.replace(model, max_context=longest)
 
 
 def hisparse(examined: Examined, model: shapes.ModelShape) -> shapes.HiSparse:
@@ -93,6 +104,8 @@ def sizes(examined: Examined) -> Sizes | None:
         requests, context = launch.count("max_running_requests"), launch.get("context_length") or model.max_context or 0
         server = shapes.Server(release(examined), model, flags, kv_dtype(examined), 0, requests, context, draft)
     except shapes.SizingError:
+        return None
+    if flags.host_to_device_ratio > MOST_WIDTH:
         return None
     budget, certain = _budget(examined)
     slots = budget // formulas.cell_bytes(server) if budget is not None else None

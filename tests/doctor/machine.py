@@ -103,6 +103,7 @@ HEALTHY: dict[str, Any] = {
         "package": "/venv/lib/sglang_hisparse_plugin",
         "installed": {"/venv/lib": "0.1.0"},
         "entry_point": True,
+        "entry_points_problem": "",
         "pth": True,
         "missing": [],
         "server_program": "python",

@@ -316,3 +316,35 @@ def test_a_real_release_with_a_real_torch(wheel: Path, model: Path) -> None:
     for probe in ("import sglang", "torch", "overlays", "other plugins", "model", "launch command", "memory", "python"):
         assert [f for f in ran.findings(probe) if f[0] != "note"] == [], probe
     assert json.dumps(facts)
+
+
+def test_a_damaged_entry_point_of_any_package(tmp_path: Path) -> None:
+    info = tmp_path / "bad-1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: bad\nVersion: 1\n")
+    (tmp_path / "nameless-1.dist-info").mkdir()
+    (tmp_path / "garbage-1.dist-info").mkdir()
+    (tmp_path / "garbage-1.dist-info" / "METADATA").write_bytes(b"\xff\xfe\x00 no metadata")
+    (info / "entry_points.txt").write_text("[sglang.srt.plugins]\nno equals sign\n")
+    ran = doctor(paths=(tmp_path,))
+    complete(ran)
+    assert any("cannot be read" in what for _, what in ran.findings("python"))
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_closed_streams(closed: str) -> None:
+    code = BARE.format(paths=[str(CHECKOUT)])
+    command = f'exec "$0" -S -I -c "$1" doctor --json {closed}'
+    ended = subprocess.run(["sh", "-c", command, sys.executable, code], capture_output=True, text=True, check=False)
+    assert ended.returncode == 2 and "Traceback" not in ended.stderr
+    if ">" not in closed.replace("2>", ""):
+        complete(Ran(ended.returncode, ended.stdout, ended.stderr))
+
+
+@pytest.mark.parametrize(("limit", "value"), [("NOFILE", 12), ("AS", 300 << 20), ("FSIZE", 0)])
+def test_little_of_everything(limit: str, value: int) -> None:
+    prefix = f"import resource; resource.setrlimit(resource.RLIMIT_{limit}, ({value}, {value}))\n"
+    command = [sys.executable, "-S", "-I", "-c", prefix + BARE.format(paths=[str(CHECKOUT)]), "doctor", "--json"]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    ran = Ran(ended.returncode, ended.stdout, ended.stderr)
+    assert "Traceback" not in ran.err and ran.code == 2 and ran.report["findings"]

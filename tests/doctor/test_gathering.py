@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,7 +14,7 @@ from machine import package, program
 from sglang_hisparse_plugin.demo import releases
 from sglang_hisparse_plugin.doctor.examine import Subject
 from sglang_hisparse_plugin.doctor.launch import Launch
-from sglang_hisparse_plugin.doctor.probes import gpu, memory, overlays, sglang, toolchain
+from sglang_hisparse_plugin.doctor.probes import gpu, memory, overlays, sglang, toolchain, transfer
 
 
 def tree(root: Path, files: dict[str, str]) -> Path:
@@ -214,3 +215,55 @@ def test_a_pth_file_of_another_plugin(tmp_path: Path, monkeypatch: pytest.Monkey
     target = "sglang.srt.managers.schedule_batch:ScheduleBatch.release_req"
     assert overlays._named(target, found["theirs.pth"]["mentions"])
     assert not overlays._named(target, ["OtherBatch.release_req", "sglang.srt", "release_req.more"])
+
+
+class Events:
+    """A stand-in for CUDA events: every copy takes 5 ms."""
+
+    def __init__(self, enable_timing: bool) -> None:
+        assert enable_timing
+
+    def record(self) -> None: ...
+
+    def synchronize(self) -> None: ...
+
+    def elapsed_time(self, _other: Events) -> float:
+        return 5.0
+
+
+@pytest.mark.parametrize("code", [0, 2])
+def test_the_rate_is_measured_on_pinned_memory_that_is_given_back(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, code: int
+) -> None:
+    """Real torch, with stand-ins for what needs a device: registered, copied to each device, unregistered."""
+    import torch
+
+    calls: list[str] = []
+    cudart = SimpleNamespace(
+        cudaHostRegister=lambda _pointer, size, _flags: calls.append(f"register {size}") or code,
+        cudaHostUnregister=lambda _pointer: calls.append("unregister"),
+    )
+    empty = torch.empty
+    properties = SimpleNamespace(name="GPU", pci_domain_id=0, pci_bus_id=0x1B, pci_device_id=0)
+    for name, value in {
+        "is_available": lambda: True,
+        "device_count": lambda: 4,
+        "init": lambda: None,
+        "cudart": lambda: cudart,
+        "device": lambda index: contextlib.nullcontext(calls.append(f"device {index}")),
+        "synchronize": lambda: None,
+        "Event": Events,
+        "get_device_properties": lambda _index: properties,
+    }.items():
+        monkeypatch.setattr(torch.cuda, name, value)
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(torch, "empty", lambda size, dtype, device: empty(size, dtype=dtype))
+    monkeypatch.setattr(transfer, "ENOUGH_S", 0.2)
+    facts = transfer.gather(Subject(Launch(options={"tp": 2}), root=tree(tmp_path, PCI)))
+    if code:
+        assert calls == ["register 256000000"] and facts["devices"] == [] and facts["registered_bytes"] == 0
+        return
+    assert calls == ["register 256000000", "device 0", "device 1", "unregister"]
+    assert [device["gbps"] for device in facts["devices"]] == [51.2, 51.2]  # 256 MB in 5 ms
+    assert facts["devices"][0]["bus"] == "0000:1b:00.0" and facts["devices"][0]["link_after"]["gen_max"] == 5
+    assert transfer.shown(facts).startswith("GPU 0: 51.2 GB/s")

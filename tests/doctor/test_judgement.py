@@ -42,6 +42,11 @@ ONE_CHANGE: dict[str, tuple[dict[str, Any], str, str]] = {
     "no wrapt": ({"python.missing": ["wrapt"]}, "error", "python: the plugin needs packages that are not here: wrapt"),
     "two copies": ({"python.installed": {"/a": "0.1.0", "/b": "0.0.9"}}, "warning", "python: several copies"),
     "not installed": ({"python.entry_point": False}, "warning", "python: SGLang will not load the plugin"),
+    "damaged entry points": (
+        {"python.entry_points_problem": "TypeError: x", "python.entry_point": False},
+        "error",
+        "python: the entry points of the installed packages cannot be read (TypeError: x)",
+    ),
     "other venv": ({"python.same_interpreter": False}, "warning", "python: the server would run in the environment"),
     "no such python": ({"python.server_found": False}, "error", "python: the launch command's python does not exist"),
     "too old": ({"sglang.lacks_hisparse": True, "sglang.version": "0.5.9"}, "error", "sglang: SGLang 0.5.9 has no"),
@@ -136,6 +141,16 @@ ONE_CHANGE: dict[str, tuple[dict[str, Any], str, str]] = {
         "error",
         "launch command: the model's configuration is dam",
     ),
+    "endless": (
+        {"model.config.num_hidden_layers": 10**13},
+        "error",
+        "launch command: the model's configuration is dam",
+    ),
+    "infinite": (
+        {"model.config.kv_lora_rank": float("inf")},
+        "error",
+        "launch command: the model's configuration is da",
+    ),
     "shards missing": (
         {"model.missing": 2, "model.first_missing": ["a.safetensors"], "model.weights_bytes": 640 * GIB},
         "warning",
@@ -183,6 +198,7 @@ FLAGS: dict[str, tuple[list[str], str, str]] = {
         "error",
         'device_buffer_size in --hisparse-config is "4096"',
     ),
+    "huge": (with_config(f'{{"host_to_device_ratio": {10**400}}}'), "error", "host_to_device_ratio in --hisparse-conf"),
     "negative": (with_config('{"top_k": -1}'), "error", "top_k in --hisparse-config is -1"),
     "boolean": (with_config('{"top_k": true}'), "error", "top_k in --hisparse-config is true"),
     "ratio 1": (with_config('{"host_to_device_ratio": 1}'), "warning", "host_to_device_ratio 1 keeps no more"),

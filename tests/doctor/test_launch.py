@@ -43,7 +43,7 @@ READ: dict[str, tuple[list[str], dict[str, Any]]] = {
         [*MODULE, "--nsa-decode-backend", "a", "--dsa-prefill-backend", "b"],
         {"decode_backend": "a", "prefill_backend": "b"},
     ),
-    "negative numbers": ([*MODULE, "--base-gpu-id", "-1"], {"base_gpu_id": -1}),
+    "negative numbers of other flags": ([*MODULE, "--chunked-prefill-size", "-1", "--tp", "2"], {"tp": 2}),
     "empty": ([], {}),
 }
 
@@ -61,6 +61,11 @@ PROBLEMS = {
     "a flag for a value": [*MODULE, "--tp", "--enable-hisparse"],
     "no number": [*MODULE, "--tp", "eight"],
     "no such flag": [*MODULE, "--enable-hisparce", "--hisparse-confg", "{}"],
+    "a negative number": [*MODULE, "--base-gpu-id", "-1"],
+    "nothing": [*MODULE, "--max-total-tokens", "0"],
+    "a fraction of nothing": [*MODULE, "--mem-fraction-static", "nan"],
+    "more than everything": [*MODULE, "--mem-fraction-static", "1.5"],
+    "a huge number": [*MODULE, "--context-length", "9" * 50],
     "quotes": ["python -m sglang.launch_server --hisparse-config '{"],
 }
 

@@ -16,7 +16,7 @@ from .memory import device_shortfall
 KEYS = ("top_k", "device_buffer_size", "host_to_device_ratio", "swap_in_block_size")
 IGNORED = ("algorithm", "backend", "min_sparse_prompt_len", "page_size")  # parsed by SGLang, not used by HiSparse
 QUOTE = "write it in single quotes: --hisparse-config '{\"device_buffer_size\": 4096}'"
-PAGE = 64
+PAGE, MOST = 64, 1 << 24
 
 
 def gather(subject: Subject) -> Facts:
@@ -55,9 +55,9 @@ def _config(text: str | None) -> tuple[dict[str, Any], list[Finding]]:
     if not isinstance(config, dict):
         return {}, [error(f"--hisparse-config is no JSON object: {text}", QUOTE)]
     wrong = [
-        error(f"{key} in --hisparse-config is {json.dumps(config[key])}: a whole number is needed", QUOTE)
+        error(f"{key} in --hisparse-config is {json.dumps(config[key])}: a whole number from 1 on is needed", QUOTE)
         for key in KEYS
-        if key in config and (type(config[key]) is not int or config[key] < 1)
+        if key in config and (type(config[key]) is not int or not 1 <= config[key] <= MOST)
     ]
     return config, wrong
 

@@ -169,6 +169,8 @@ def visible(facts: Facts) -> list[dict[str, Any]]:
     gpus: list[dict[str, Any]] = facts.get("gpus", [])
     if facts.get("visible") is None:
         return gpus
+    if "MIG-" in str(facts["visible"]):  # instances are not told apart
+        return gpus
     chosen = []
     for word in str(facts["visible"]).split(","):
         name = word.strip()
@@ -190,6 +192,8 @@ def judge(examined: Examined) -> Iterator[Finding]:
     facts, launch = examined.facts("gpu"), examined.subject.launch
     problem = facts["smi_problem"]
     if not facts["gpus"]:
+        if examined.facts("torch").get("hip"):
+            return  # AMD's: said by torch's probe
         yield error(
             f"there is no NVIDIA GPU here (nvidia-smi {problem})",
             "run on the GPU host; in a container, start it with --gpus all; else install the NVIDIA driver",

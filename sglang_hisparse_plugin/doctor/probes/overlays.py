@@ -82,7 +82,10 @@ def shown(facts: Facts) -> str:
 
 
 def gather_others(_subject: Subject) -> Facts:
-    points = importlib.metadata.entry_points(group=GROUP)
+    try:
+        points = list(importlib.metadata.entry_points(group=GROUP))
+    except Exception:  # a damaged entry_points.txt: said by the probe of Python
+        points = []
     named = {e.name: e.value.partition(":")[0] for e in points if e.name != config.PLUGIN_NAME}
     named.update(_started_by_pth())
     return {"plugins": {name: {"module": module, **_read(module)} for name, module in sorted(named.items())}}
@@ -93,7 +96,10 @@ def _started_by_pth() -> dict[str, str]:
     found = {}
     for folder in {*site.getsitepackages(), site.getusersitepackages()}:
         for path in sorted(Path(folder).glob("*.pth")):
-            text = path.read_text("utf-8", errors="replace")[:MOST_BYTES]
+            try:
+                text = path.read_text("utf-8", errors="replace")[:MOST_BYTES]
+            except OSError:
+                continue
             lines = [line for line in text.splitlines() if line.startswith(("import ", "import\t"))]
             if path.stem == "sglang_hisparse_plugin" or not any("sglang" in line for line in lines):
                 continue

@@ -15,6 +15,7 @@ from ... import __version__, config
 from ..examine import Examined, Facts, Probe, Subject
 from ..finding import Finding, error, warning
 from ..launch import PYTHON
+from .sglang import name_of
 
 DISTRIBUTION = "sglang-hisparse-plugin"
 NEEDS = ("packaging", "rich", "unidiff", "wrapt")  # of pyproject.toml
@@ -22,7 +23,10 @@ OLDEST = (3, 10)
 
 
 def gather(subject: Subject) -> Facts:
-    copies = {str(d.locate_file("")): d.version for d in importlib.metadata.distributions() if _name(d) == DISTRIBUTION}
+    copies = {
+        str(d.locate_file("")): d.version for d in importlib.metadata.distributions() if name_of(d) == DISTRIBUTION
+    }
+    registered, problem = _registered()
     program = subject.launch.program
     if program and not PYTHON.fullmatch(program):
         program = _interpreter(program)
@@ -34,7 +38,8 @@ def gather(subject: Subject) -> Facts:
         "plugin": __version__,
         "package": str(Path(__file__).resolve().parents[2]),
         "installed": copies,
-        "entry_point": any(e.name == config.PLUGIN_NAME for e in importlib.metadata.entry_points(group=GROUP)),
+        "entry_point": registered,
+        "entry_points_problem": problem,
         "pth": any(getattr(finder, "watches", "") == "sglang" for finder in sys.meta_path),
         "missing": [name for name in NEEDS if importlib.util.find_spec(name) is None],
         "server_program": subject.launch.program,
@@ -48,8 +53,12 @@ def gather(subject: Subject) -> Facts:
 GROUP = "sglang.srt.plugins"
 
 
-def _name(distribution: importlib.metadata.Distribution) -> str:
-    return (distribution.metadata["Name"] or "").lower().replace("_", "-")  # a damaged one has no name
+def _registered() -> tuple[bool, str]:
+    """Whether SGLang would find the plugin, and what keeps it from looking."""
+    try:
+        return any(e.name == config.PLUGIN_NAME for e in importlib.metadata.entry_points(group=GROUP)), ""
+    except Exception as error:  # one damaged entry_points.txt of any package is enough
+        return False, f"{type(error).__name__}: {error}"
 
 
 def _same(one: str, other: str) -> bool:
@@ -86,7 +95,12 @@ def judge(examined: Examined) -> Iterator[Finding]:
             f"several copies of the plugin are installed ({places}); the first on sys.path runs",
             f"pip uninstall {DISTRIBUTION} until none is left, then install one",
         )
-    if sglang and not (facts["entry_point"] if sglang["has_loader"] else facts["pth"]):
+    if problem := facts["entry_points_problem"]:
+        yield error(
+            f"the entry points of the installed packages cannot be read ({problem}), by SGLang's plugin loader either",
+            "find the damaged entry_points.txt in site-packages (pip check, or by date) and reinstall its package",
+        )
+    elif sglang and not (facts["entry_point"] if sglang["has_loader"] else facts["pth"]):
         way = "no entry point of it is installed" if sglang["has_loader"] else "its .pth file is not read here"
         strict = any(examined.subject.launch.get(flag) for flag in ("plugin_mode", "plugin_skip"))
         level, then = (error, "knows no --hisparse-plugin") if strict else (warning, "runs HiSparse without its fixes")

@@ -7,7 +7,7 @@ import importlib.metadata
 import platform
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,14 +30,15 @@ def gather(subject: Subject) -> Facts:
     sglang = installation.find(subject.sglang_path)
     tree, root = sglang.tree, sglang.root
     hook = _text(root / HISPARSE_HOOK)
+    distribution = _distribution(root)
     return {
-        "version": sglang.version,
+        "version": distribution.version if distribution else "unknown",
         "root": str(root),
         "has_loader": sglang.has_loader,
         "has_hisparse": upstream.has_hisparse(tree),
         "lacks_hisparse": upstream.lacks_hisparse(tree),
-        "requires_python": _requires_python(root),
-        "unmet": _unmet(root),
+        "requires_python": str((distribution.metadata["Requires-Python"] or "") if distribution else ""),
+        "unmet": _unmet(distribution.requires or []) if distribution else [],
         "architectures": {
             "dsa": _strings(tree, "is_deepseek_dsa", "is_deepseek_nsa"),
             "other": _strings(tree, *(n for n in ("is_deepseek_v4", "is_minimax_sparse") if n in hook)),
@@ -82,19 +83,21 @@ def _backends(hook: str) -> dict[str, list[str]]:
 
 def _distribution(root: Path) -> importlib.metadata.Distribution | None:
     found = importlib.metadata.distributions(path=[str(root)])
-    return next((d for d in found if (d.metadata["Name"] or "").lower() == "sglang"), None)
+    return next((d for d in found if name_of(d) == "sglang"), None)
 
 
-def _requires_python(root: Path) -> str:
-    distribution = _distribution(root)
-    return str((distribution.metadata["Requires-Python"] or "") if distribution else "")
+def name_of(distribution: importlib.metadata.Distribution) -> str:
+    """Normalized; empty for one whose metadata are damaged."""
+    try:
+        return (distribution.metadata["Name"] or "").lower().replace("_", "-")
+    except Exception:  # the reader of metadata raises what it likes
+        return ""
 
 
-def _unmet(root: Path) -> list[dict[str, Any]]:
+def _unmet(requirements: Iterable[str]) -> list[dict[str, Any]]:
     """Requirements without a marker that are missing, or pinned to another version than the one installed."""
-    distribution = _distribution(root)
     unmet = []
-    for line in (distribution.requires if distribution else None) or []:
+    for line in requirements:
         match = None if ";" in line else REQUIREMENT.match(line)
         if not match:
             continue
