@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 import wrapt
 
 from . import __version__, config, installation, upstream
+from .observe import start as observe
 from .overlays import OVERLAYS
 from .patching import engine
 from .patching.hooker import Hooker, RegistryHooker, Shim, WraptHooker
@@ -107,6 +108,11 @@ def _scheduler_init(original: Any, scheduler: Any, server_args: Any, *args: Any,
         for level, line in report(ledger.outcomes, settings):
             logger.log(level if first else logging.DEBUG, line)
         _enforce(settings, ledger.outcomes)
+        if isinstance(ledger.outcomes.get("observe"), Applied):
+            observe.prepare(server_args)
+            result = original(scheduler, server_args, *args, **kwargs)
+            observe.start(scheduler, {name: LABELS[type(o)] for name, o in ledger.outcomes.items()}, first)
+            return result
     return original(scheduler, server_args, *args, **kwargs)
 
 

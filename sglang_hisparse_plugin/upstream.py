@@ -111,6 +111,40 @@ def mapping_of(coordinator: Any, req: Any) -> tuple[Any, Any]:
     return pool.full_to_hisparse_device_index_mapping, logical
 
 
+#: `abort_reason` of a request whose client wanted no answer any more.
+CLIENT = "client"
+
+
+def abort_reason(req: Any) -> str | None:
+    """Why a request is being aborted: SGLang's name of the error, or `CLIENT`; None when it is not."""
+    reasons: tuple[Any, ...] = (req.finished_reason, getattr(req, "to_finish", None))
+    for finish in reasons:
+        if type(finish).__name__ == "FINISH_ABORT":
+            return str(finish.err_type) if finish.err_type else CLIENT
+    return None
+
+
+def free_slots(scheduler: Any) -> dict[str, int]:
+    """Free slots of the device, host and logical pool; host-side bookkeeping, nothing waits for a device."""
+    allocator = scheduler.token_to_kv_pool_allocator
+    return {
+        "device": int(allocator.hisparse_attn_allocator.available_size()),
+        "host": int(scheduler.hisparse_coordinator.mem_pool_host.available_size()),
+        "logical": int(allocator.logical_attn_allocator.available_size()),
+    }
+
+
+def metric_labels(scheduler: Any) -> dict[str, Any] | None:
+    """Labels of SGLang's own metrics of this scheduler; None where it exports none.
+
+    What says so is an attribute of the scheduler to 0.5.14, after that of its metrics reporter.
+    """
+    reporter = getattr(scheduler, "metrics_reporter", scheduler)
+    if not reporter.current_scheduler_metrics_enabled:
+        return None
+    return dict(scheduler.metrics_collector.labels)
+
+
 def retract(scheduler: Any, reqs: list[Any]) -> None:
     """Take the slots of requests that are in no batch and put them back into the waiting queue, as a pause does."""
     release = importlib.import_module(BATCH).ScheduleBatch

@@ -16,6 +16,7 @@ COMMANDS = {
     "demo": "the main job end to end on a model whose right answer is known",
     "bench": "time the swap-in kernel beside the installed release's and the measured limit",
     "size": "how many requests fit with and without HiSparse, flags for it, and what swap-in will cost",
+    "explore": "what another hot buffer would do, from a trace of what a running server selects",
     "patch": "the same fixes as diffs: list, export, verify",
 }
 

@@ -10,6 +10,7 @@ from . import (
     direct_flag,
     finish_unbuffered,
     idle_staging,
+    observe,
     pause_staged,
     quick_finish,
     retract_once,
@@ -33,5 +34,6 @@ OVERLAYS: tuple[Overlay, ...] = (
     slot_count.OVERLAY,
     idle_staging.OVERLAY,
     swap_in.OVERLAY,
+    observe.OVERLAY,
     speculative.OVERLAY,
 )

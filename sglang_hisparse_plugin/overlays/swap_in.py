@@ -83,9 +83,15 @@ def hooks(tree: SourceTree) -> tuple[Hook, ...]:
 
 def swap_in(original: Any, *, page_size: int = 1, block_size: int = 256, **call: Any) -> None:
     """SGLang's arguments, without those of a launch."""
-    from ..kernels import swap_in as kernels
+    _route(original, _observed, call, page_size=page_size, block_size=block_size)
 
-    _route(original, kernels.swap_in, call, page_size=page_size, block_size=block_size)
+
+def _observed(**call: Any) -> None:
+    """The op, with counters and a trace where somebody asked for them."""
+    from ..kernels import swap_in as kernels
+    from ..observe import start
+
+    kernels.swap_in(**call, counters=start.counters_for(call))
 
 
 def copy_planned(original: Any, *, num_blocks: int = 4, block_size: int = 1024, **call: Any) -> None:

@@ -18,4 +18,5 @@ VERDICTS = {
     "slot-count       ": "- D D D F F F F F",
     "idle-staging     ": "- D D F F F F F F",
     "swap-in          ": "- D D D D D D D D",
+    "observe          ": "- D D D D D D D D",
 }

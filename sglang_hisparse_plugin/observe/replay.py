@@ -1,0 +1,89 @@
+"""A trace, served by hot buffers of other sizes: the policy of ``kernels/reference.py``, without rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .tracefile import HEAD, Trace
+
+
+@dataclass
+class Outcome:
+    """What a hot buffer of one size would have done."""
+
+    hot_buffer: int
+    calls: int = 0
+    """Requests served, once per step and layer."""
+    hits: int = 0
+    misses: int = 0
+
+    @property
+    def hit_rate(self) -> float:
+        return self.hits / (self.hits + self.misses) if self.hits + self.misses else 1.0
+
+    @property
+    def misses_per_call(self) -> float:
+        return self.misses / self.calls if self.calls else 0.0
+
+
+class HotBuffer:
+    """Tokens of one request in one layer, next to be evicted first. A new one holds tokens 0, 1, ... in order."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.order: NDArray[np.int64] = np.arange(size)
+
+    def select(self, tokens: NDArray[np.int32], length: int) -> tuple[int, int]:
+        """Serve a selection; returns hits and misses as the kernel's counters count them.
+
+        A sequence of at most `size` tokens is all there; the newest token has a place of its own.
+        """
+        valid = tokens[(tokens >= 0) & (tokens < length)].astype(np.int64)
+        if length <= self.size:
+            return valid.size, 0
+        wanted = np.zeros(length, dtype=bool)
+        wanted[valid] = True
+        wanted[length - 1] = False
+        held = (self.order >= 0) & (self.order < length)
+        hit = np.zeros(self.size, dtype=bool)
+        hit[held] = wanted[self.order[held]]
+        wanted[self.order[hit]] = False
+        first = np.sort(np.unique(valid, return_index=True)[1])
+        missed = valid[first]
+        missed = missed[wanted[missed]]  # in the order of the top-k
+        stale = self.order[~hit]
+        self.order = np.concatenate([stale[missed.size :], missed, self.order[hit]])
+        return valid.size - missed.size, missed.size
+
+
+def replay(trace: Trace, size: int, warm_up: int) -> Outcome:
+    """Serve the trace with hot buffers of `size` tokens; the first `warm_up` calls of a request are not counted."""
+    outcome = Outcome(size)
+    buffers: dict[tuple[int, int], tuple[int, HotBuffer]] = {}
+    seen: dict[tuple[int, int], int] = {}
+    for row in trace.rows:
+        layer, slot, generation, length = (int(n) for n in row[:HEAD])
+        key = layer, slot
+        known = buffers.get(key)
+        if known is None or known[0] != generation:
+            known = buffers[key] = generation, HotBuffer(size)
+            seen[key] = 0
+        hits, misses = known[1].select(row[HEAD:], length)
+        seen[key] += 1
+        if seen[key] > warm_up:
+            outcome.calls += 1
+            outcome.hits += hits
+            outcome.misses += misses
+    return outcome
+
+
+def curve(trace: Trace, sizes: Iterable[int], warm_up: int) -> list[Outcome]:
+    """One outcome per size, smallest first. A size below the top-k cannot be served and raises ValueError."""
+    wanted = sorted(set(sizes))
+    if wanted and wanted[0] < trace.top_k:
+        raise ValueError(f"a hot buffer of {wanted[0]} cannot hold a selection of {trace.top_k}")
+    return [replay(trace, size, warm_up) for size in wanted]

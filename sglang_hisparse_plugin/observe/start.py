@@ -1,0 +1,99 @@
+"""What is switched on by what, once a process: before the scheduler is built, and after.
+
+| asked for by | counters | thread tells | trace ring |
+|---|---|---|---|
+| `--enable-metrics` | yes | Prometheus, every 5 s | |
+| `--hisparse-plugin-log-interval N` | yes | a log line, every N s | |
+| `--hisparse-plugin-trace DIR` | | | yes |
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from .. import config, upstream
+from .reporter import INTERVAL, Reporter, log_line
+
+logger = logging.getLogger(__name__)
+
+_wanted: dict[str, config.Observation] = {}  # under "now", from `prepare` on
+_running: list[Any] = []  # reporters and the recorder
+
+
+def prepare(server_args: Any) -> None:
+    """Before the scheduler is built: coordinators built from now on are counted and recorded if asked for."""
+    _wanted["now"] = config.observation(bool(getattr(server_args, "enable_metrics", False)))
+
+
+def attach(coordinator: Any) -> None:
+    """A coordinator has been built, before any CUDA graph: give it counters and a trace ring, if they are wanted."""
+    wanted = _wanted.get("now")
+    if wanted is None:
+        return
+    if wanted.counts:
+        from . import counters
+
+        counters.attach(coordinator.lru_slots)
+    if wanted.trace_dir:
+        from . import trace
+
+        trace.attach(coordinator, wanted)
+
+
+def start(scheduler: Any, outcomes: dict[str, str], first: bool) -> None:
+    """After the scheduler is built, graphs included: start telling.
+
+    Args:
+        outcomes: what became of each overlay, by id.
+        first: whether this is tensor-parallel rank 0; the others write no log line and no trace.
+    """
+    wanted = _wanted.get("now")
+    if wanted is None or scheduler.hisparse_coordinator is None:
+        return
+    if wanted.counts:
+        from .reading import reader
+
+        read = reader(scheduler)
+        if (labels := upstream.metric_labels(scheduler)) is not None:
+            from .exporter import Exporter
+
+            _start(Reporter(read, Exporter(labels, outcomes).publish, INTERVAL))
+        if wanted.log_interval and first:
+            _start(Reporter(read, log_line, wanted.log_interval))
+    if wanted.trace_dir and first:
+        from . import trace
+
+        recorder = trace.recorder()
+        if recorder is not None:
+            _start(recorder)
+
+
+def counters_for(call: dict[str, Any]) -> Any:
+    """The counters for a swap-in with these arguments, None for none; the call is recorded if traces are wanted."""
+    wanted = _wanted.get("now")
+    if wanted is None:
+        return None
+    if wanted.trace_dir:
+        from . import trace
+
+        trace.record(call)
+    if not wanted.counts:
+        return None
+    from . import counters
+
+    return counters.row_for(call["lru_slots"])
+
+
+def forget(slot: int) -> None:
+    """The request in this slot gives it up: a trace tells the next one from it."""
+    wanted = _wanted.get("now")
+    if wanted is not None and wanted.trace_dir:
+        from . import trace
+
+        trace.forget(slot)
+
+
+def _start(thread: Any) -> None:
+    _running.append(thread)
+    thread.start()
