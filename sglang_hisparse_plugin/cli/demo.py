@@ -27,8 +27,9 @@ from rich.table import Table
 from rich.text import Text
 
 from .. import __version__, installation, upstream
-from ..demo import checks, cpu, model, releases, server
-from ..demo.setup import SCALES, Launcher, Scale, Target
+from ..demo import checks, cpu, model, releases, server, speculation
+from ..demo.model import Draft
+from ..demo.setup import BACKENDS, SCALES, Launcher, Scale, Target, Variant
 
 CPU_RELEASES = ("0.5.10.post1", "0.5.12")
 REAL = "SGLang's scheduler, batches, HiSparse coordinator, allocators, pools and HTTP server; the model's weights"
@@ -50,6 +51,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     which.add_argument(
         "--sglang-path", type=Path, metavar="DIR", help="an unpacked SGLang instead of the installed one"
     )
+    speculative = parser.add_argument_group(
+        "speculative decoding", "with the model's own next-token layer (EAGLE, chains), instead of the other checks"
+    )
+    speculative.add_argument("--speculative", action="store_true", help="check HiSparse under speculative decoding")
+    speculative.add_argument(
+        "--draft-tokens", type=int, choices=(2, 3, 4), metavar="N", help="tokens verified at once: 2, 3 (default) or 4"
+    )
+    speculative.add_argument("--no-overlap", action="store_true", help="without the overlap scheduler")
+    speculative.add_argument("--eager", action="store_true", help="without CUDA graphs")
+    speculative.add_argument("--kv-cache-dtype", choices=sorted(BACKENDS), help="default: bfloat16; others need a GPU")
+    speculative.add_argument("--quick", action="store_true", help="one server, whose drafts are half wrong")
     parser.add_argument("--work-dir", type=Path, metavar="DIR", help="keep the model and the servers' logs there")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
@@ -90,11 +102,12 @@ def _orderly_end() -> Iterator[None]:
 def _demo(options: argparse.Namespace, console: Console) -> int:
     """`console`: for progress and remarks; the result goes to stdout."""
     _require(options.device)
+    variant = _variant(options)
     targets = _targets(options, console)
     work = _folder(options.work_dir)
     keep = options.work_dir is not None
     try:
-        reports = _run(targets, SCALES[options.device], work, console)
+        reports = _run(options, variant, targets, work, console)
         passed = all(report.passed for report in reports)
         keep = keep or not passed
     finally:
@@ -102,9 +115,11 @@ def _demo(options: argparse.Namespace, console: Console) -> int:
             shutil.rmtree(work, ignore_errors=True)
     out = console if options.json else Console()
     if options.json:
-        print(json.dumps(_summary(options.device, reports), indent=2))
+        print(json.dumps(_summary(options.device, reports) | {"variant": variant and asdict(variant)}, indent=2))
     else:
         _print(out, options.device, reports)
+    if variant:
+        _line(out, f"Speculative decoding: {variant}")
     if keep:
         _line(out, f"Logs: {work}")
     _line(out, _verdict(options.device, reports))
@@ -120,6 +135,26 @@ def _require(device: str) -> None:
 
         if not torch.cuda.is_available():
             raise _CannotRun("torch finds no CUDA device here; use --device cpu")
+
+
+def _variant(options: argparse.Namespace) -> Variant | None:
+    """How servers that speculate run; None: none does."""
+    given = {
+        "--draft-tokens": options.draft_tokens,
+        "--no-overlap": options.no_overlap,
+        "--eager": options.eager,
+        "--kv-cache-dtype": options.kv_cache_dtype,
+        "--quick": options.quick,
+    }
+    if not options.speculative:
+        if any(given.values()):
+            raise _CannotRun(f"{', '.join(name for name, value in given.items() if value)} go with --speculative")
+        return None
+    default = Variant()
+    dtype = options.kv_cache_dtype or default.kv_dtype
+    if options.device == "cpu" and dtype != default.kv_dtype:
+        raise _CannotRun(f"no stand-in on a CPU for a KV cache of {dtype}; use --device cuda, or {default.kv_dtype}")
+    return Variant(options.draft_tokens or default.draft_tokens, not options.no_overlap, not options.eager, dtype)
 
 
 def _folder(wanted: Path | None) -> Path:
@@ -159,19 +194,20 @@ def _fit(target: Target) -> Target:
     return target
 
 
-def _run(targets: list[Target], scale: Scale, work: Path, console: Console) -> list[checks.Report]:
+def _run(
+    options: argparse.Namespace, variant: Variant | None, targets: list[Target], work: Path, console: Console
+) -> list[checks.Report]:
+    scale = SCALES[options.device]
+    if variant:
+        scale = scale.verifying(variant.draft_tokens)
     with _progress(console) as begin, ThreadPoolExecutor(len(targets)) as pool:
         says = [begin(f"SGLang {target.name}") for target in targets]
         says[0]("writing the model")
-        try:
-            weights = model.write(work / "model", scale.dims)
-        except OSError as error:
-            raise _CannotRun(
-                f"cannot write the model to {work}: {error}; make room there, or name another folder with --work-dir"
-            ) from error
+        weights = _write_models(work, scale, [Draft.HALF, Draft.WRONG] if variant else [])
 
         def one(target: Target, say: Say) -> checks.Report:
-            return checks.run(Launcher(target, scale, weights, work, say))
+            launcher = Launcher(target, scale, weights, work, say, variant or Variant())
+            return speculation.run(launcher, options.quick) if variant else checks.run(launcher)
 
         # a GPU holds one server at a time; on a CPU most of a server's start is waiting for imports
         every: Callable[..., Iterator[checks.Report]] = map if scale.device == "cuda" else pool.map
@@ -180,6 +216,20 @@ def _run(targets: list[Target], scale: Scale, work: Path, console: Console) -> l
         except BaseException:
             server.stop_all()
             raise
+
+
+def _write_models(work: Path, scale: Scale, others: list[Draft]) -> Path:
+    """The folder of the model; those with `others` of its next-token layer are beside it."""
+    folder = work / "model"
+    try:
+        model.write(folder, scale.dims)
+        for draft in others:
+            model.write(model.folder(folder, draft), scale.dims, draft)
+    except OSError as error:
+        raise _CannotRun(
+            f"cannot write the model to {work}: {error}; make room there, or name another folder with --work-dir"
+        ) from error
+    return folder
 
 
 @contextlib.contextmanager

@@ -373,6 +373,11 @@ def config(dims: Dims) -> dict[str, Any]:
     }
 
 
+def folder(right: Path, draft: Draft | None) -> Path:
+    """Where the model with `draft` is kept beside the right one; None: without speculative decoding."""
+    return right if draft in {None, Draft.RIGHT} else right.with_name(f"{right.name}-draft-{draft.name.lower()}")
+
+
 def write(folder: Path, dims: Dims, draft: Draft = Draft.RIGHT) -> Path:
     """Write `config.json` and `model.safetensors` into `folder` (made if missing) and return it.
 

@@ -16,6 +16,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -35,6 +36,15 @@ def stop_all() -> None:
 
 class ServerFailed(RuntimeError):
     """The server did not come up; the message ends with the last lines of its log."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """To one request."""
+
+    tokens: list[int]
+    verifications: int
+    """Passes in which drafts were verified; 0 without speculative decoding."""
 
 
 class Server:
@@ -96,7 +106,7 @@ class Server:
         found = _EXCEPTION.findall(self.log_text())
         return found[-1].rstrip(" ,:") if found else None
 
-    def generate(self, tokens: list[int], steps: int, rid: str | None = None) -> list[int]:
+    def generate(self, tokens: list[int], steps: int, rid: str | None = None) -> Answer:
         """The `steps` tokens that greedy decoding appends.
 
         Raises:
@@ -109,7 +119,8 @@ class Server:
         if rid:
             body["rid"] = rid
         answer = self._ask("/generate", self.patience, json.dumps(body).encode())
-        return [int(token) for token in answer["output_ids"]]
+        meta = answer.get("meta_info", {})
+        return Answer([int(token) for token in answer["output_ids"]], int(meta.get("spec_verify_ct", 0)))
 
     def internal_state(self) -> dict[str, Any]:
         """What the scheduler process says about itself."""

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from .. import config
 from . import cpu, model
+from .model import Draft
 from .server import Progress, Server
 
 
@@ -43,6 +45,10 @@ class Scale:
     def context(self) -> int:
         """--context-length."""
         return max(*self.long, self.crowd[1]) + self.steps + 64
+
+    def verifying(self, draft_tokens: int) -> Scale:
+        """With a hot buffer that holds all that so many tokens can select together."""
+        return replace(self, hot_buffer=max(self.hot_buffer, draft_tokens * self.dims.index_topk))
 
 
 CPU = Scale(
@@ -86,19 +92,46 @@ class Target:
 
 
 @dataclass(frozen=True)
+class Variant:
+    """How the servers of a demo run; what is left out is how SGLang's users run it most."""
+
+    draft_tokens: int = 3
+    """Tokens verified at once, where a server speculates: the last one and `draft_tokens - 1` drafts."""
+    overlap: bool = True
+    """The overlap scheduler."""
+    cuda_graphs: bool = True
+    kv_dtype: str = "bfloat16"
+
+    def __str__(self) -> str:
+        overlap, graphs = ("on" if on else "off" for on in (self.overlap, self.cuda_graphs))
+        return f"{self.draft_tokens} draft tokens, overlap {overlap}, CUDA graphs {graphs}, {self.kv_dtype} KV"
+
+
+BACKENDS = {"bfloat16": "flashmla_sparse", "fp8_e4m3": "flashmla_kv"}  #: of sparse attention, by KV dtype
+
+
+@dataclass(frozen=True)
 class Launcher:
     """Starts servers of one SGLang on one device."""
 
     target: Target
     scale: Scale
     model: Path
-    """Folder of the model."""
+    """Folder of the model; those with wrong drafts are beside it, see `model.folder`."""
     work: Path
     """Folder for logs."""
     progress: Progress
+    variant: Variant = Variant()
 
     def server(
-        self, name: str, *, hisparse: bool = True, plugin: str = "auto", skip: str = "", retract: bool = False
+        self,
+        name: str,
+        *,
+        hisparse: bool = True,
+        plugin: str = "auto",
+        skip: str = "",
+        retract: bool = False,
+        draft: Draft | None = None,
     ) -> Server:
         """A server, not yet started.
 
@@ -107,12 +140,15 @@ class Launcher:
             plugin: the plugin's mode.
             skip: overlays left out, separated by commas.
             retract: SGLang's own test switch: retract a request every `retract_every` forward passes.
+            draft: speculative decoding with this next-token layer; None: without.
         """
         env = self._environment() | {config.MODE_VARIABLE: plugin, config.SKIP_VARIABLE: skip}
         if retract:
             env |= {"SGLANG_TEST_RETRACT": "1", "SGLANG_TEST_RETRACT_INTERVAL": str(self.scale.retract_every)}
+        if draft and "SGLANG_ENABLE_SPEC_V2" in self._source("environ.py"):  # until 0.5.12 a choice
+            env["SGLANG_ENABLE_SPEC_V2"] = str(int(self.variant.overlap))
         return Server(
-            self._command(hisparse),
+            self._command(hisparse, draft),
             env,
             self.work / f"{self.target.name}-{name}.log",
             self.scale.patience,
@@ -130,27 +166,42 @@ class Launcher:
             env["PYTHONPATH"] = os.pathsep.join(paths)
         return env | {"SGLANG_HISPARSE_DEMO_PROBE": "1", "HF_HUB_OFFLINE": "1"}
 
-    def _command(self, hisparse: bool) -> list[str]:
-        scale = self.scale
-        command = [sys.executable, "-m", "sglang.launch_server", f"--model-path={self.model}"]
+    def _command(self, hisparse: bool, draft: Draft | None = None) -> list[str]:
+        scale, variant = self.scale, self.variant
+        command = [sys.executable, "-m", "sglang.launch_server", f"--model-path={model.folder(self.model, draft)}"]
         command += ["--skip-tokenizer-init", "--skip-server-warmup", "--sleep-on-idle", "--disable-radix-cache"]
         command += ["--grammar-backend=none", "--sampling-backend=pytorch", "--dtype=bfloat16"]
-        command += ["--kv-cache-dtype=bfloat16", "--page-size=64", f"--context-length={scale.context}"]
+        command += [f"--kv-cache-dtype={variant.kv_dtype}", "--page-size=64", f"--context-length={scale.context}"]
         command += [f"--max-total-tokens={scale.device_tokens}", f"--max-running-requests={scale.slots}"]
         command += ["--mem-fraction-static=0.5", *self._renamed_flags()]
         if scale.device == "cpu":
-            command += ["--device=cpu", "--disable-cuda-graph"]
+            command += ["--device=cpu"]
+        if scale.device == "cpu" or not variant.cuda_graphs:
+            command += ["--disable-cuda-graph"]
+        if not variant.overlap:
+            command += ["--disable-overlap-schedule"]
+        if draft:
+            command += self._speculation()
         if hisparse:
             sizes = {"top_k": scale.dims.index_topk, "device_buffer_size": scale.hot_buffer, "host_to_device_ratio": 2}
             command += ["--enable-hisparse", f"--hisparse-config={json.dumps(sizes)}"]
         return command
+
+    def _speculation(self) -> list[str]:
+        tokens = self.variant.draft_tokens
+        flags = ["--speculative-algorithm=EAGLE", "--speculative-eagle-topk=1"]
+        flags += [f"--speculative-num-steps={tokens - 1}", f"--speculative-num-draft-tokens={tokens}"]
+        chosen = re.search(r"def _config_draft_model\(.*?(?=\n    def )", self._source("configs/model_config.py"), re.S)
+        if chosen and "DeepseekV32ForCausalLM" not in chosen[0]:  # until 0.5.11 it finds V3.2's next-token layer so
+            flags.append('--json-model-override-args={"architectures": ["DeepseekV3ForCausalLM"]}')
+        return flags
 
     def _renamed_flags(self) -> list[str]:
         """Flags that changed names between releases, as this one spells them; NSA became DSA in 0.5.15."""
         known = self._flags_source()
         dsa = "dsa" if "dsa_prefill_backend" in known else "nsa"
         flags = [f"--attention-backend={dsa}"]
-        flags += [f"--{dsa}-{phase}-backend=flashmla_sparse" for phase in ("prefill", "decode")]
+        flags += [f"--{dsa}-{phase}-backend={BACKENDS[self.variant.kv_dtype]}" for phase in ("prefill", "decode")]
         if self.scale.device == "cuda":
             renamed = "cuda_graph_max_bs_decode" in known
             flags.append(f"--cuda-graph-max-bs{'-decode' if renamed else ''}={self.scale.slots}")
@@ -160,3 +211,7 @@ class Launcher:
         srt = self.target.root / "sglang" / "srt"
         files = [srt / "server_args.py", *sorted((srt / "arg_groups").rglob("*.py"))]
         return "\n".join(file.read_text("utf-8") for file in files if file.is_file())
+
+    def _source(self, name: str) -> str:
+        file = self.target.root / "sglang" / "srt" / name
+        return file.read_text("utf-8") if file.is_file() else ""

@@ -9,8 +9,8 @@ from typing import Any, ClassVar
 
 import pytest
 
-from sglang_hisparse_plugin.demo import checks, model, probe, setup
-from sglang_hisparse_plugin.demo.server import Server, ServerFailed
+from sglang_hisparse_plugin.demo import checks, model, probe, setup, walks
+from sglang_hisparse_plugin.demo.server import Answer, Server, ServerFailed
 from sglang_hisparse_plugin.patching.outcome import Applied, Outcome, Refused, Skipped
 
 SCALE = dataclasses.replace(
@@ -39,7 +39,13 @@ class FakeServer:
     def __exit__(self, *_: object) -> None:
         pass
 
-    def generate(self, tokens: list[int], steps: int, rid: str | None = None) -> list[int]:
+    def generate(self, tokens: list[int], steps: int, rid: str | None = None) -> Answer:
+        return Answer(self.answer(tokens, steps, rid), self.verifications(steps))
+
+    def verifications(self, steps: int) -> int:
+        return 0
+
+    def answer(self, tokens: list[int], steps: int, rid: str | None = None) -> list[int]:
         if self.dies:
             raise ConnectionResetError("gone")
         right = model.walk(tokens, steps)
@@ -105,8 +111,8 @@ def test_a_good_server_passes_and_what_does_not_apply_is_said(run: Callable[...,
 
 def test_one_wrong_token(run: Callable[..., checks.Report]) -> None:
     class Wrong(FakeServer):
-        def generate(self, tokens: list[int], steps: int, rid: str | None = None) -> list[int]:
-            right = super().generate(tokens, steps, rid)
+        def answer(self, tokens: list[int], steps: int, rid: str | None = None) -> list[int]:
+            right = super().answer(tokens, steps, rid)
             return right if rid else self.break_walk(right, steps - 1)
 
     assert [name[:15] for name in failed(run(Wrong))] == ["walks are exact", "walks are exact", "6 requests at o"]
@@ -114,8 +120,8 @@ def test_one_wrong_token(run: Callable[..., checks.Report]) -> None:
 
 def test_a_walk_that_stops_early(run: Callable[..., checks.Report]) -> None:
     class Short(FakeServer):
-        def generate(self, tokens: list[int], steps: int, rid: str | None = None) -> list[int]:
-            return super().generate(tokens, steps, rid)[: None if rid else -1]
+        def answer(self, tokens: list[int], steps: int, rid: str | None = None) -> list[int]:
+            return super().answer(tokens, steps, rid)[: None if rid else -1]
 
     assert len(failed(run(Short))) == 3
 
@@ -254,7 +260,7 @@ def test_wrong_tokens_are_a_defect_and_an_old_error_in_the_log_is_no_death(run: 
     class Wrong(FakeServer):
         log = "ImportError: an optional module\n"
 
-        def generate(self, tokens: list[int], steps: int, rid: str | None = None) -> list[int]:
+        def answer(self, tokens: list[int], steps: int, rid: str | None = None) -> list[int]:
             return self.break_walk(model.walk(tokens, steps), 5)
 
     control = run(off=Wrong).checks[-2]
@@ -277,9 +283,9 @@ def test_an_interruption_does_not_wait_for_answers(monkeypatch: pytest.MonkeyPat
         raise KeyboardInterrupt
 
     server = FakeServer()
-    monkeypatch.setattr(checks, "_ask", interrupted)
+    monkeypatch.setattr(walks, "ask", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        checks._together(server, [([], 0)])  # type: ignore[arg-type]
+        walks.together(server, [([], 0)])  # type: ignore[arg-type]
     assert server.stopped
 
 

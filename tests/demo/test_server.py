@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from sglang_hisparse_plugin.demo import server as module
-from sglang_hisparse_plugin.demo.server import Server, ServerFailed
+from sglang_hisparse_plugin.demo.server import Answer, Server, ServerFailed
 
 # A server with a child that ignores SIGTERM, as a scheduler busy in a kernel would.
 SERVES = """
@@ -69,7 +69,7 @@ def child_of(running: Server) -> int:
 def test_it_answers_and_everything_it_started_is_stopped(tmp_path: Path) -> None:
     with server(SERVES, tmp_path / "log") as running:
         assert running.alive
-        assert running.generate([5, 6, 7], 2) == [5, 6]
+        assert running.generate([5, 6, 7], 2) == Answer([5, 6], verifications=0)
         assert running.internal_state() == {"a": 1}
         child = child_of(running)
     assert not running.alive

@@ -7,17 +7,15 @@ from typing import Any
 
 
 def adapt_kernels(module: ModuleType) -> None:
-    """Set the kernels in the `sgl_kernel` stub."""
+    """Set the kernels where they are: in the `sgl_kernel` stub, later in a module of SGLang."""
     for function in (build_tree_kernel_efficient, verify_tree_greedy):
         setattr(module, function.__name__, function)
 
 
 def adapt(module: ModuleType) -> None:
     """Let a module take its CUDA branches: they call the kernels below, or Triton, which is interpreted."""
-    module._is_cuda = True  # type: ignore[attr-defined]
-    for name in ("sgl_build_tree_kernel_efficient", "sgl_build_tree_kernel_efficient_cpu"):
-        setattr(module, name, build_tree_kernel_efficient)
-    module.sgl_verify_tree_greedy_cpu = verify_tree_greedy  # type: ignore[attr-defined]
+    module._is_cuda, module._is_cpu = True, False  # type: ignore[attr-defined]
+    module.sgl_build_tree_kernel_efficient = build_tree_kernel_efficient  # type: ignore[attr-defined]
 
 
 def build_tree_kernel_efficient(  # noqa: PLR0917 (SGLang's signature)

@@ -1,0 +1,83 @@
+"""The demo's claims under speculative decoding: the same walks, faster by as many tokens as drafts are accepted."""
+
+from __future__ import annotations
+
+from . import checks, walks
+from .checks import Report
+from .model import Draft
+from .server import ServerFailed
+from .setup import Launcher
+from .walks import Walk
+
+OVERLAY = "speculative"  #: the overlay that makes HiSparse serve speculative decoding
+NEARLY = 0.9  #: of the most tokens a verification can give, where every draft is right
+WITHOUT, WITH = "without HiSparse", "with HiSparse"
+CONTROL = "control: with the plugin off, a server with both does not serve"
+
+
+def run(launcher: Launcher, quick: bool = False) -> Report:
+    """Every check on one release.
+
+    Args:
+        quick: only the server whose drafts are half wrong, in which every path is taken; for many variants in turn.
+    """
+    report = Report(launcher.target.name)
+    parts: list[checks.Part] = [("drafts half wrong", lambda: _half_wrong(launcher, report))]
+    if not quick:
+        parts += [
+            (WITHOUT, lambda: _long_walks(launcher, report, WITHOUT, Draft.RIGHT)),
+            (WITH, lambda: _long_walks(launcher, report, WITH, Draft.RIGHT)),
+            (f"{WITH}, drafts wrong", lambda: _long_walks(launcher, report, WITH, Draft.WRONG)),
+            (CONTROL, lambda: _without_plugin(launcher, report)),
+        ]
+    checks.make(report, parts)
+    return report
+
+
+def _half_wrong(launcher: Launcher, report: Report) -> None:
+    name = "half-wrong"
+    with launcher.server(name, retract=True, draft=Draft.HALF) as server:
+        alone = checks.with_plugin(launcher, report, server, name)
+    most, got = launcher.variant.draft_tokens, acceptance(alone)
+    name = f"{WITH}, drafts half wrong: some are accepted, some are not"
+    _add(report, name, 1.1 < got < NEARLY * most, got, most)
+
+
+def _long_walks(launcher: Launcher, report: Report, where: str, draft: Draft) -> None:
+    """Exact, and nearly every draft accepted, or none."""
+    name = f"{draft.name.lower()}-drafts-{where.replace(' ', '-').lower()}"
+    with launcher.server(name, hisparse=where != WITHOUT, draft=draft) as server:
+        launcher.progress(f"{name}: long walks")
+        alone = [walks.ask(server, *each) for each in walks.long(launcher.scale)]
+        checks.pools_balance(report, server, f"{where}, drafts {draft.name.lower()}: pools are balanced at the end")
+    most, got = launcher.variant.draft_tokens, acceptance(alone)
+    checks.all_exact(report, f"{where}, drafts {draft.name.lower()}: walks are exact", alone)
+    if draft is Draft.RIGHT:
+        _add(report, f"{where}: nearly every draft is accepted", got > NEARLY * most, got, most)
+    else:
+        _add(report, f"control: {where}, drafts wrong: none is accepted", got == 1, got, most)
+
+
+def _without_plugin(launcher: Launcher, report: Report) -> None:
+    if not checks.called_for(launcher, report, OVERLAY, CONTROL):
+        return
+    server = launcher.server("plugin-off", plugin="off", draft=Draft.RIGHT)
+    try:
+        with server:
+            answers = [walks.ask(server, *each) for each in walks.long(launcher.scale)]
+            report.add(CONTROL, *checks.damage(server, answers))
+    except ServerFailed:
+        last = server.last_exception()
+        report.add(CONTROL, bool(last), f"it ends while starting: {last or 'its log does not say why'}")
+
+
+def acceptance(answers: list[Walk]) -> float:
+    """Tokens per verification, the one that the model itself adds included; 0 where nothing was verified."""
+    verifications = sum(walk.verifications for walk in answers)
+    generated = sum(len(walk.got or [1]) - 1 for walk in answers)  # the first token is the prefill's
+    return generated / verifications if verifications else 0.0
+
+
+def _add(report: Report, name: str, passed: bool, got: float, most: int) -> None:
+    report.add(name, passed, f"{got:.2f} tokens per verification, of {most}")
+    report.figures[f"acceptance: {name}"] = round(got, 3)
