@@ -97,3 +97,8 @@ def forget(slot: int) -> None:
 def _start(thread: Any) -> None:
     _running.append(thread)
     thread.start()
+
+
+def clear() -> None:
+    """Ask for nothing any more. Threads that run go on."""
+    _wanted.clear()

@@ -1,0 +1,176 @@
+"""From the swap-in's call to numbers: which row counts which layer, what a sample says, what Prometheus gets."""
+
+from __future__ import annotations
+
+import threading
+from types import SimpleNamespace
+
+import prometheus_client
+import pytest
+import torch
+
+from sglang_hisparse_plugin.kernels.counters import BYTES, COPIES, COUNTERS, HITS, MISSES, REQUESTS
+from sglang_hisparse_plugin.observe import counters, events, metrics, start
+from sglang_hisparse_plugin.observe.exporter import Exporter
+from sglang_hisparse_plugin.observe.reporter import Reporter
+from sglang_hisparse_plugin.observe.sample import Sample, groups
+from sglang_hisparse_plugin.overlays import swap_in as overlay
+
+LABELS = {"model_name": "m", "tp_rank": 0}
+
+
+def slots(layers: int = 3) -> torch.Tensor:
+    return torch.arange(8, dtype=torch.int16).repeat(layers, 4, 1)
+
+
+def one_call(lru: torch.Tensor, layer: int) -> None:
+    """One request of 30 tokens with a hot buffer of 8: the newest token hits, one of the buffer hits, two miss."""
+    width = 10
+    overlay.swap_in(
+        lambda **_: pytest.fail("SGLang's kernel was called"),
+        top_k_tokens=torch.tensor([[29, 3, 20, 21]], dtype=torch.int32),
+        device_buffer_tokens=torch.arange(width, dtype=torch.int32).repeat(4, 1),
+        host_cache_locs=torch.arange(4 * 40).view(4, 40),
+        device_buffer_locs=torch.arange(4 * width, dtype=torch.int32).view(4, width),
+        host_cache=torch.zeros(160, 5, dtype=torch.uint8),
+        device_buffer=torch.zeros(40, 5, dtype=torch.uint8),
+        top_k_device_locs=torch.zeros(1, 4, dtype=torch.int32),
+        req_pool_indices=torch.tensor([1]),
+        seq_lens=torch.tensor([30]),
+        lru_slots=lru[layer],
+        item_size_bytes=5,
+        num_top_k=4,
+        hot_buffer_size=8,
+        num_real_reqs=torch.tensor([1], dtype=torch.int32),
+    )
+
+
+def row(hits: int, misses: int, size: int, requests: int, bucket: int) -> list[int]:
+    numbers = [0] * COUNTERS
+    numbers[HITS], numbers[COPIES], numbers[BYTES], numbers[REQUESTS] = hits, misses, size, requests
+    numbers[MISSES + bucket] += requests
+    return numbers
+
+
+def test_a_call_is_counted_in_the_row_of_its_layer() -> None:
+    start.prepare(SimpleNamespace(enable_metrics=True))
+    lru = slots()
+    start.attach(SimpleNamespace(lru_slots=lru))
+    one_call(lru, 2)
+    [counted] = counters.attached()
+    assert counted.read() == [[0] * COUNTERS, [0] * COUNTERS, row(2, 2, 10, 1, 2)]
+    one_call(slots(), 0)  # another coordinator's tables
+    assert counted.read()[0] == [0] * COUNTERS
+
+
+def test_the_row_of_a_layer_never_moves() -> None:
+    counted = counters.attach(lru := slots())
+    first = [counters.row_for(lru[layer]) for layer in range(3)]
+    again = [counters.row_for(lru[layer]) for layer in range(3)]
+    assert [a.data_ptr() for a in first if a is not None] == [counted.row(i).data_ptr() for i in range(3)]
+    assert [a.data_ptr() for a in first if a is not None] == [a.data_ptr() for a in again if a is not None]
+
+
+def test_nothing_exists_when_nothing_is_asked_for() -> None:
+    before, registered = threading.active_count(), len(list(prometheus_client.REGISTRY.collect()))
+    start.prepare(SimpleNamespace(enable_metrics=False))
+    lru = slots()
+    start.attach(SimpleNamespace(lru_slots=lru))
+    one_call(lru, 0)
+    start.start(SimpleNamespace(hisparse_coordinator=object()), {}, True)
+    assert counters.attached() == []
+    assert start.counters_for({"lru_slots": lru[0]}) is None
+    assert threading.active_count() == before
+    assert len(list(prometheus_client.REGISTRY.collect())) == registered
+
+
+def exported(earlier: Sample, *samples: Sample) -> dict[str, float]:
+    registry = prometheus_client.CollectorRegistry()
+    exporter = Exporter(LABELS, {"swap-in": "applied"}, registry)
+    for sample in samples:
+        exporter.publish(sample, earlier)
+        earlier = sample
+    found = {}
+    for family in registry.collect():
+        for s in family.samples:
+            own = {k: v for k, v in s.labels.items() if k not in LABELS}
+            assert s.labels["model_name"] == "m" and s.labels["tp_rank"] == "0"
+            found[f"{s.name}{sorted(own.items()) if own else ''}"] = s.value
+    return found
+
+
+FIRST = Sample([row(5, 3, 30, 2, 2)], {"host": (4, 10)}, 2, {(metrics.RETRACTIONS, "running"): 1})
+SECOND = Sample(
+    [[a + b for a, b in zip(FIRST.counts[0], row(1, 9, 90, 1, 4), strict=True)]],
+    {"host": (6, 10)},
+    0,
+    {(metrics.RETRACTIONS, "running"): 3, (metrics.ABORTS, "client"): 1},
+)
+
+
+def test_prometheus_gets_totals_and_the_rate_of_the_last_interval() -> None:
+    found = exported(Sample(), FIRST, SECOND)
+    p = "sglang:hisparse_"
+    assert found[f"{p}swap_in_hits_total[('layers', '0')]"] == 6
+    assert found[f"{p}swap_in_misses_total[('layers', '0')]"] == 12
+    assert found[f"{p}swap_in_bytes_total[('layers', '0')]"] == 120
+    assert found[f"{p}swap_in_hit_rate"] == pytest.approx(0.1)
+    assert found[f"{p}swap_in_misses_per_call_bucket[('le', '1.0')]"] == 0
+    assert found[f"{p}swap_in_misses_per_call_bucket[('le', '3.0')]"] == 2
+    assert found[f"{p}swap_in_misses_per_call_bucket[('le', '7.0')]"] == 2
+    assert found[f"{p}swap_in_misses_per_call_bucket[('le', '15.0')]"] == 3
+    assert found[f"{p}swap_in_misses_per_call_count"] == 3
+    assert found[f"{p}swap_in_misses_per_call_sum"] == 12
+    assert found[f"{p}pool_used_slots[('pool', 'host')]"] == 6
+    assert found[f"{p}staging_queue_reqs"] == 0
+    assert found[f"{p}retractions_total[('stage', 'running')]"] == 3
+    assert found[f"{p}aborts_total[('reason', 'client')]"] == 1
+    assert found[f"{p}overlay_info[('outcome', 'applied'), ('overlay', 'swap-in')]"] == 1
+
+
+def test_every_metric_of_the_table_is_exported_under_its_name() -> None:
+    sample = Sample(FIRST.counts, FIRST.pools, 1, {(metrics.REFUSED, "BadRequestError"): 1})
+    names = {name.partition("[")[0] for name in exported(Sample(), sample)}
+    assert {m.full for m in metrics.METRICS if m.kind != "histogram"} <= names
+
+
+def test_neighbouring_layers_are_grouped() -> None:
+    assert groups(0) == []
+    assert groups(2) == [(0, 1), (1, 2)]
+    assert [*Sample([row(1, 1, 1, 1, 1)] * 61).by_group()] == [
+        *("0-6", "7-14", "15-21", "22-29", "30-37", "38-44", "45-52", "53-60")
+    ]
+
+
+def test_the_log_line() -> None:
+    text = SECOND.since(FIRST).line()
+    assert "hit rate 10.00%, 9.0 misses per request and layer, 0.0 MB" in text
+    assert "host 6/10; 0 staging, retractions (running) 2, aborts (client) 1" in text
+
+
+def test_a_failing_reading_is_logged_once_and_tried_again(caplog: pytest.LogCaptureFixture) -> None:
+    readings = iter([RuntimeError("gone"), RuntimeError("gone"), FIRST])
+    seen, done = [], threading.Event()
+
+    def read() -> Sample:
+        what = next(readings, FIRST)
+        if isinstance(what, Exception):
+            raise what
+        return what
+
+    def publish(sample: Sample, earlier: Sample) -> None:
+        seen.append(sample)
+        done.set()
+
+    reporter = Reporter(read, publish, 0.01)
+    reporter.start()
+    assert done.wait(30)
+    reporter.stop()
+    assert seen[0] is FIRST
+    assert [r.message for r in caplog.records] == ["HiSparse metrics: a reading failed: RuntimeError: gone"]
+
+
+def test_events_add_up() -> None:
+    events.count(metrics.ABORTS, "client", 2)
+    events.count(metrics.ABORTS, "client")
+    assert events.read() == {(metrics.ABORTS, "client"): 3}
