@@ -26,8 +26,9 @@ class VerifyRows:
 
     Attributes:
         steps: n, queries of a request in one verification: its draft tokens.
-        locs: [request slots, steps, top_k] int32, device rows answered to the queries. At one address for ever, so
-            that a CUDA graph can hold it.
+        lengths: [steps, request slots] int64, tokens that each query of a batch sees.
+        locs: [request slots, steps, top_k] int32, device rows answered to the queries. Both are at one address for
+            ever: a CUDA graph reads and writes them there.
     """
 
     def __init__(self, coordinator: Any, steps: int) -> None:
@@ -35,6 +36,7 @@ class VerifyRows:
         self.steps = steps
         slots = coordinator.req_to_host_pool.shape[0]
         device = coordinator.req_to_device_buffer.device
+        self.lengths = torch.zeros((steps, slots), dtype=torch.int64, device=device)
         self.locs = torch.full((slots, steps, coordinator.top_k), -1, dtype=torch.int32, device=device)
         self._columns = coordinator.device_buffer_size + 1 + torch.arange(steps, device=device)
         self._steps = torch.arange(steps, device=device)
@@ -87,9 +89,11 @@ class VerifyRows:
         """Before a verification: what is written to the draft tokens' logical slots goes to the tail.
 
         Args:
-            batch: req_pool_indices [requests] int64, out_cache_loc [requests * steps] int64.
+            batch: req_pool_indices and seq_lens [requests] int64, the committed tokens of each; out_cache_loc
+                [requests * steps] int64.
         """
         c = self.coordinator
+        self.lengths[:, : batch.seq_lens.size(0)] = batch.seq_lens + self._steps.unsqueeze(1) + 1
         tail = c.req_to_device_buffer[batch.req_pool_indices.unsqueeze(1), self._columns]
         c.mem_pool_device.full_to_hisparse_device_index_mapping[batch.out_cache_loc] = tail.flatten()
         upstream.settled(c)
@@ -98,7 +102,7 @@ class VerifyRows:
         """Device rows of what the queries of a verification selected, in one layer.
 
         Args:
-            batch: req_pool_indices and seq_lens [requests], the committed tokens of each, padding included.
+            batch: as for `bind`, which came before; padding included.
             selected: [at least requests * steps, top_k] int32, positions, -1 for none.
 
         Returns:
@@ -108,7 +112,7 @@ class VerifyRows:
         requests = batch.req_pool_indices.size(0)
         queries = selected[: requests * self.steps].unflatten(0, (requests, self.steps))
         locs = self.locs[:requests]
-        for step, lengths in enumerate(self._lengths(batch)):
+        for step in range(self.steps):
             swap_in(
                 top_k_tokens=queries[:, step],
                 device_buffer_tokens=c.req_device_buffer_tokens[layer],
@@ -118,7 +122,7 @@ class VerifyRows:
                 device_buffer=c.mem_pool_device.kv_buffer[layer],
                 top_k_device_locs=locs[:, step],
                 req_pool_indices=batch.req_pool_indices,
-                seq_lens=lengths,
+                seq_lens=self.lengths[step, :requests],
                 lru_slots=c.lru_slots[layer],
                 item_size_bytes=c.item_size_bytes,
                 num_top_k=c.top_k,
@@ -129,19 +133,11 @@ class VerifyRows:
         padding = selected.size(0) - requests * self.steps
         return torch.nn.functional.pad(locs.flatten(0, 1), (0, 0, 0, padding), value=-1)
 
-    def _lengths(self, batch: Any) -> tuple[Tensor, ...]:
-        """How many tokens each query sees; made once a forward pass, or once a CUDA graph."""
-        try:
-            known: tuple[Tensor, ...] = batch.hisparse_query_lengths
-        except AttributeError:
-            known = batch.hisparse_query_lengths = tuple(batch.seq_lens + step + 1 for step in range(self.steps))
-        return known
-
     def settle(self, batch: Any) -> None:
         """After a verification: rows go to the host pool and, within the hot buffer, to the slots of their positions.
 
         Args:
-            batch: as for `bind`; seq_lens [requests], the committed tokens before the step.
+            batch: as for `bind`, of which nothing has changed.
         """
         c = self.coordinator
         slots = batch.req_pool_indices.unsqueeze(1)
