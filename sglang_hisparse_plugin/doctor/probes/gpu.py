@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from .. import files
 from ..examine import Examined, Facts, Probe, Subject
 from ..finding import Finding, error, note, warning
 from ..launch import Launch
@@ -97,7 +98,7 @@ def _from_sysfs(root: Path) -> list[dict[str, Any]]:
     gpus: list[dict[str, Any]] = []
     for device in sorted((root / "sys/bus/pci/devices").glob("*")):
         if _line(device / "vendor") == NVIDIA and str(_line(device / "class")).startswith("0x03"):
-            told = _text(root / "proc/driver/nvidia/gpus" / device.name / "information")
+            told = files.text(root / "proc/driver/nvidia/gpus" / device.name / "information")
             name = re.search(r"Model:\s*(.+)", told)
             gpus.append({"index": len(gpus), "bus": device.name, "name": name[1].strip() if name else None})
     return gpus
@@ -128,7 +129,7 @@ def _lanes(text: str | None) -> int | None:
 def _nodes(root: Path) -> dict[str, dict[str, Any]]:
     nodes = {}
     for folder in sorted((root / "sys/devices/system/node").glob("node[0-9]*")):
-        told = _text(folder / "meminfo")
+        told = files.text(folder / "meminfo")
         free, total = (re.search(rf"{key}:\s*(\d+) kB", told) for key in ("MemFree", "MemTotal"))
         nodes[folder.name[4:]] = {
             "cpus": _line(folder / "cpulist") or "",
@@ -138,15 +139,8 @@ def _nodes(root: Path) -> dict[str, dict[str, Any]]:
     return nodes
 
 
-def _text(path: Path) -> str:
-    try:
-        return path.read_text("utf-8", errors="replace")
-    except OSError:
-        return ""
-
-
 def _line(path: Path) -> str | None:
-    return _text(path).strip() or None
+    return files.text(path).strip() or None
 
 
 def cpu_set(text: str) -> set[int]:

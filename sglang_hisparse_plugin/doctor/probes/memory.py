@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ...sizing import formulas
+from .. import files
 from ..examine import Examined, Facts, Probe, Subject
 from ..finding import Finding, error, note, warning
 from ..sizes import GIB, Sizes, sizes
@@ -19,9 +20,9 @@ NO_LIMIT = 1 << 60  # cgroup v1 writes a huge number
 
 
 def gather(subject: Subject) -> Facts:
-    told = _text(subject.root / "proc/meminfo")
+    told = files.text(subject.root / "proc/meminfo")
     known = {key: int(kib) * 1024 for key, kib in re.findall(r"^(\w+):\s+(\d+) kB", told, re.MULTILINE)}
-    capabilities = re.search(r"^CapEff:\s*([0-9a-f]+)", _text(subject.root / "proc/self/status"), re.MULTILINE)
+    capabilities = re.search(r"^CapEff:\s*([0-9a-f]+)", files.text(subject.root / "proc/self/status"), re.MULTILINE)
     soft, hard = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     return {
         "total_bytes": known.get("MemTotal"),
@@ -36,19 +37,19 @@ def gather(subject: Subject) -> Facts:
 def _cgroup(root: Path) -> Facts | None:
     """The tightest memory limit of this process's control groups: limit, use, and what of it can be taken back."""
     found = []
-    for line in _text(root / "proc/self/cgroup").splitlines():
+    for line in files.text(root / "proc/self/cgroup").splitlines():
         _, controllers, path = [*line.split(":", 2), "", ""][:3]
         if controllers == "":
-            files = "memory.max", "memory.current", "inactive_file"
+            names = "memory.max", "memory.current", "inactive_file"
             base = root / "sys/fs/cgroup"
         elif "memory" in controllers.split(","):
-            files = "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"
+            names = "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"
             base = root / "sys/fs/cgroup/memory"
         else:
             continue
         folder = base / path.lstrip("/")
         while True:
-            found.append(_limit(folder, *files))
+            found.append(_limit(folder, *names))
             if folder == base or base not in folder.parents:
                 break
             folder = folder.parent
@@ -57,19 +58,12 @@ def _cgroup(root: Path) -> Facts | None:
 
 
 def _limit(folder: Path, limit: str, use: str, cache: str) -> Facts | None:
-    most, now = _text(folder / limit).strip(), _text(folder / use).strip()
+    most, now = files.text(folder / limit).strip(), files.text(folder / use).strip()
     if not most.isdigit() or not now.isdigit() or int(most) >= NO_LIMIT:
         return None
-    reclaimable = re.search(rf"^{cache} (\d+)", _text(folder / "memory.stat"), re.MULTILINE)
+    reclaimable = re.search(rf"^{cache} (\d+)", files.text(folder / "memory.stat"), re.MULTILINE)
     left = int(most) - int(now) + (int(reclaimable[1]) if reclaimable else 0)
     return {"group": str(folder), "limit_bytes": int(most), "left_bytes": left}
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text("utf-8", errors="replace")
-    except OSError:
-        return ""
 
 
 def judge(examined: Examined) -> Iterator[Finding]:
@@ -99,7 +93,8 @@ def _judge_pool(facts: Facts, size: Sizes) -> Iterator[Finding]:
     for free, what, more in places:
         if size.pinned_bytes > free:
             yield level(
-                f"the host pool will pin {needs}, but {free / GIB:.1f} GiB {what}; slots: {size.basis}",
+                f"the host pool will pin {needs}, but {free / GIB:.1f} GiB {what} "
+                f"(number of device slots: {size.basis})",
                 f"{_smaller(size, free)}, or {more}",
             )
 

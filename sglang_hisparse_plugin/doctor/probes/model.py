@@ -166,7 +166,8 @@ def shown(facts: Facts) -> str:
     weights = (
         f"{facts['weights_bytes'] / (1 << 30):.1f} GiB of weights" if facts["weights_bytes"] else "weights not here"
     )
-    return f"{facts['name']}: {facts['architectures']}, {weights}"
+    names = facts["architectures"]
+    return f"{facts['name']}: {', '.join(map(str, names)) if isinstance(names, list) else names}, {weights}"
 
 
 PROBE = Probe("model", gather, judge, shown)

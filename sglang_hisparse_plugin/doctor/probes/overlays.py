@@ -14,8 +14,8 @@ from pathlib import Path
 from ... import config, installation
 from ..examine import Examined, Facts, Probe, Subject
 from ..finding import Finding, error, note, warning
+from .python import GROUP
 
-GROUP = "sglang.srt.plugins"
 MOST_FILES, MOST_BYTES = 300, 1 << 20  # read of another plugin's package
 
 

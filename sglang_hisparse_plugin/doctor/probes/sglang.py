@@ -13,6 +13,7 @@ from typing import Any
 
 from ... import installation, upstream
 from ...patching.source import SourceTree
+from .. import files
 from ..examine import Examined, Facts, Probe, Subject
 from ..finding import Finding, error, warning
 
@@ -29,7 +30,7 @@ def gather(subject: Subject) -> Facts:
     sys.meta_path[:] = [finder for finder in sys.meta_path if getattr(finder, "watches", "") != "sglang"]
     sglang = installation.find(subject.sglang_path)
     tree, root = sglang.tree, sglang.root
-    hook = _text(root / HISPARSE_HOOK)
+    hook = files.text(root / HISPARSE_HOOK)
     distribution = _distribution(root)
     return {
         "version": distribution.version if distribution else "unknown",
@@ -45,18 +46,11 @@ def gather(subject: Subject) -> Facts:
         },
         "backends_by_dtype": _backends(hook) or {"bfloat16": ["flashmla_sparse"]},
         # The coordinator takes the model's index_topk from 0.5.12, --hisparse-config's top_k before.
-        "top_k_from_model": "hisparse_top_k" in _text(root / "sglang/srt/model_executor/model_runner.py"),
+        "top_k_from_model": "hisparse_top_k" in files.text(root / "sglang/srt/model_executor/model_runner.py"),
         "mixed_chunk_refused": "enable_mixed_chunk" in hook,
-        "speculative": "HiSparseSpecSwapManager" in _text(root / "sglang/srt/managers/hisparse_coordinator.py"),
-        "block_size": "swap_in_block_size" in _text(root / "sglang/srt/mem_cache/sparsity/factory.py"),
+        "speculative": "HiSparseSpecSwapManager" in files.text(root / "sglang/srt/managers/hisparse_coordinator.py"),
+        "block_size": "swap_in_block_size" in files.text(root / "sglang/srt/mem_cache/sparsity/factory.py"),
     }
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text("utf-8", errors="replace")
-    except OSError:
-        return ""
 
 
 def _strings(tree: SourceTree, *names: str) -> list[str]:
