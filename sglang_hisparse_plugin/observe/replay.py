@@ -10,6 +10,8 @@ from numpy.typing import NDArray
 
 from .tracefile import HEAD, Trace
 
+LONGEST_STEP = 64  #: tokens that a request can gain between two of its rows
+
 
 @dataclass
 class Outcome:
@@ -36,6 +38,11 @@ class HotBuffer:
     def __init__(self, size: int) -> None:
         self.size = size
         self.order: NDArray[np.int64] = np.arange(size)
+        self.generation, self.length, self.calls = 0, 0, 0
+
+    def serves(self, generation: int, length: int) -> bool:
+        """Whether a row can be this request's next: its last row may be recorded after its slot was given up."""
+        return generation == self.generation and self.length < length <= self.length + LONGEST_STEP
 
     def select(self, tokens: NDArray[np.int32], length: int) -> tuple[int, int]:
         """Serve a selection; returns hits and misses as the kernel's counters count them.
@@ -63,18 +70,15 @@ class HotBuffer:
 def replay(trace: Trace, size: int, warm_up: int) -> Outcome:
     """Serve the trace with hot buffers of `size` tokens; the first `warm_up` calls of a request are not counted."""
     outcome = Outcome(size)
-    buffers: dict[tuple[int, int], tuple[int, HotBuffer]] = {}
-    seen: dict[tuple[int, int], int] = {}
+    buffers: dict[tuple[int, int], HotBuffer] = {}
     for row in trace.rows:
         layer, slot, generation, length = (int(n) for n in row[:HEAD])
-        key = layer, slot
-        known = buffers.get(key)
-        if known is None or known[0] != generation:
-            known = buffers[key] = generation, HotBuffer(size)
-            seen[key] = 0
-        hits, misses = known[1].select(row[HEAD:], length)
-        seen[key] += 1
-        if seen[key] > warm_up:
+        buffer = buffers.get((layer, slot))
+        if buffer is None or not buffer.serves(generation, length):
+            buffer = buffers[layer, slot] = HotBuffer(size)
+        hits, misses = buffer.select(row[HEAD:], length)
+        buffer.generation, buffer.length, buffer.calls = generation, length, buffer.calls + 1
+        if buffer.calls > warm_up:
             outcome.calls += 1
             outcome.hits += hits
             outcome.misses += misses
