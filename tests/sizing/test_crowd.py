@@ -1,0 +1,54 @@
+"""A real scheduler with the plugin decodes as many requests at once as a plan says, and no more."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from lifecycle import server as lifecycle
+
+from sglang_hisparse_plugin.demo import cpu, releases
+from sglang_hisparse_plugin.sizing import plan
+from sglang_hisparse_plugin.sizing.shapes import HiSparse, ModelShape
+
+TESTS = Path(__file__).parents[1]
+PROMPT, OUTPUT, PLANNED, SUBMITTED = 500, 60, 10, 14
+
+
+def crowd(release: str, fewer_slots: int = 0) -> dict[str, int]:
+    """What `crowd` saw with a plan for PLANNED requests, or with some device slots less."""
+    work = plan.Workload(
+        release, ModelShape.from_config(lifecycle.MODEL), HiSparse(64, 128), "bfloat16", PROMPT, OUTPUT
+    )
+    planned = plan.smallest(work, PLANNED)
+    config = {
+        "top_k": 64,
+        "device_buffer_size": 128,
+        "host_to_device_ratio": planned.hisparse.host_to_device_ratio,
+    }
+    flags = [
+        f"--max-total-tokens={planned.device_tokens - fewer_slots}",
+        f"--max-running-requests={PLANNED + 2}",
+        f"--hisparse-config={json.dumps(config)}",
+        f"--context-length={planned.context}",
+    ]
+    sglang = releases.fetch(release)
+    env = cpu.environment(sglang) | lifecycle.environment(sglang) | {"SGLANG_HISPARSE_PLUGIN": "strict"}
+    env["PYTHONPATH"] = os.pathsep.join([env["PYTHONPATH"], str(TESTS), str(TESTS.parent)])
+    command = [sys.executable, "-m", "sizing.crowd", str(PROMPT), str(OUTPUT), str(SUBMITTED), *flags]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr[-4000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.mark.parametrize("release", ["0.5.10.post1", "0.5.23"])
+def test_as_many_decode_at_once_as_planned(release: str) -> None:
+    assert crowd(release) == {"most": PLANNED, "retracted": 0, "answered": SUBMITTED}
+
+
+def test_control_with_fewer_slots_fewer_decode() -> None:
+    assert crowd("0.5.23", fewer_slots=256)["most"] == PLANNED - 1
