@@ -77,7 +77,7 @@ IMPORTS = {
 @pytest.mark.parametrize("kind", IMPORTS)
 def test_a_torch_that(kind: str, tmp_path: Path) -> None:
     source, says = IMPORTS[kind]
-    ran = doctor("--time-limit", "2", paths=(package(tmp_path, "torch", source),))
+    ran = doctor("--time-limit", "2" if kind == "hangs" else "100", paths=(package(tmp_path, "torch", source),))
     complete(ran)
     ((level, what),) = ran.findings("torch")
     assert level == "error" and what.startswith("torch does not import: ") and says in what, what
@@ -128,10 +128,9 @@ def smi(folder: Path, script: str) -> dict[str, str]:
 
 
 def test_an_nvidia_smi_that_hangs(tmp_path: Path) -> None:
-    began = time.monotonic()
     ran = doctor("--time-limit", "4", env=smi(tmp_path, f"echo $$ > {tmp_path}/pid; exec sleep 1000"))
     complete(ran)
-    assert "gives no answer in 3 s" in ran.findings("gpu")[0][1] and time.monotonic() - began < 60
+    assert "gives no answer in 3 s" in ran.findings("gpu")[0][1]
     assert not Path(f"/proc/{(tmp_path / 'pid').read_text().strip()}").exists()
 
 
@@ -249,7 +248,9 @@ def test_a_reader_that_leaves() -> None:
 
 
 def test_an_interruption(tmp_path: Path) -> None:
-    code = BARE.format(paths=[str(package(tmp_path, "torch", "import time; time.sleep(1000)")), str(CHECKOUT)])
+    mark = tmp_path / "importing"
+    slow = package(tmp_path, "torch", f"import time; open({str(mark)!r}, 'w').close(); time.sleep(1000)")
+    code = BARE.format(paths=[str(slow), str(CHECKOUT)])
     for number in (signal.SIGINT, signal.SIGTERM):
         process = subprocess.Popen(
             [sys.executable, "-S", "-I", "-c", code, "doctor"],
@@ -257,9 +258,11 @@ def test_an_interruption(tmp_path: Path) -> None:
             stderr=subprocess.PIPE,
             text=True,
         )
-        time.sleep(1)
+        while not mark.exists():
+            time.sleep(0.05)
         process.send_signal(number)
         out, err = process.communicate(timeout=20)
+        mark.unlink()
         assert process.returncode == 128 + number and not out and "Traceback" not in err, err
 
 
