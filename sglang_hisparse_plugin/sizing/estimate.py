@@ -121,8 +121,8 @@ def notes(work: plan.Workload, machine: plan.Machine, fit: plan.Fit) -> list[str
         )
     if work.draft_tokens and version(work.release) < (0, 5, 22):
         found.append(
-            f"SGLang {work.release} has no speculation with HiSparse of its own; the draft model's pool is sized as "
-            "0.5.22 builds it"
+            f"SGLang {work.release} has no speculation with HiSparse of its own: the plugin's is reckoned with, whose "
+            "tables of some MB are left out"
         )
     if version(work.release) > version(NEWEST):
         found.append(f"the formulas were checked up to SGLang {NEWEST}")

@@ -308,9 +308,17 @@ def check(server: Server) -> None:
     hisparse, rows = server.hisparse, request_rows(server)
     if server.kv_dtype == "fp8_e4m3" and server.version < (0, 5, 12):
         raise SizingError(f"SGLang {server.release} has HiSparse for bfloat16 KV only: fp8_e4m3 came with 0.5.12")
-    if not server.draft_tokens or server.version < (0, 5, 22):
+    if not server.draft_tokens:
         return
-    if not 2 <= server.draft_tokens <= 4 or hisparse.top_k < 1024 or server.draft_tokens * hisparse.top_k > 8192:
+    selected = server.draft_tokens * hisparse.top_k
+    if server.version < (0, 5, 22):  # the plugin's own speculation: speculative/limits.py
+        if selected > hisparse.device_buffer_size:
+            raise SizingError(
+                f"{server.draft_tokens} draft tokens select up to {selected} rows, and device_buffer_size is "
+                f"{hisparse.device_buffer_size}: give {selected} or more in --hisparse-config"
+            )
+        return
+    if not 2 <= server.draft_tokens <= 4 or hisparse.top_k < 1024 or selected > 8192:
         raise SizingError(
             f"{server.draft_tokens} draft tokens with top_k {hisparse.top_k}: SGLang {server.release} takes 2 to 4, "
             "top_k from 1024 on, and a product of at most 8192"

@@ -157,6 +157,7 @@ def test_numbers_by_hand_are_the_same_model(config: Path, capsys: pytest.Capture
         (["--release=new"], {}, "is no release of SGLang"),
         (["--tp=8", "--dp=3", "--dp-attention"], {}, "does not divide"),
         (["--draft-tokens=9"], {}, "takes 2 to 4"),
+        (["--draft-tokens=3", "--release=0.5.12"], {}, "give 6144 or more in --hisparse-config"),
         (["--layers=3"], {}, "exclude each other"),
         (["--plot=x.pdf"], {}, "ends in .png or .svg"),
     ],
