@@ -15,6 +15,7 @@ from rich.table import Table
 from .. import __version__
 from ..report import Bench, Engine, ReportError, plots, read_bench, read_engine, write
 from ..report.data import bench as from_report
+from ..report.write import make_folder
 
 OURS, COUNTING = "plugin", "plugin, counting"
 
@@ -37,16 +38,16 @@ def run(options: argparse.Namespace) -> int:
         )
         return 2
     try:
-        engine = _before_measuring(options)
+        engine = _prepare(options)
         if options.source:
             return _write_report(read_bench(options.source), engine, options.report)
+        return _measure(options, engine)
     except ReportError as error:
         print(f"sglang-hisparse bench: {error}", file=sys.stderr)
         return 2
-    return _measure(options, engine)
 
 
-def _before_measuring(options: argparse.Namespace) -> Engine | None:
+def _prepare(options: argparse.Namespace) -> Engine | None:
     """What a report needs besides the measurement; a fault in it is better known before minutes on a GPU."""
     if not options.report:
         return None
@@ -66,7 +67,11 @@ def _measure(options: argparse.Namespace, engine: Engine | None) -> int:
         print(f"sglang-hisparse bench: {error}; install the torch that your SGLang needs", file=sys.stderr)
         return 2
     if not torch.cuda.is_available():
-        print("sglang-hisparse bench: no CUDA device; the kernels can only be timed on one", file=sys.stderr)
+        print(
+            "sglang-hisparse bench: no CUDA device; the kernels can only be timed on one "
+            "(--from FILE --report DIR makes a report of an earlier run)",
+            file=sys.stderr,
+        )
         return 2
     from ..kernels import bench, build
 
@@ -77,6 +82,8 @@ def _measure(options: argparse.Namespace, engine: Engine | None) -> int:
     except build.CompilerMissing as error:
         print(f"sglang-hisparse bench: {error}", file=sys.stderr)
         return 2
+    if options.report:
+        make_folder(options.report)
     cells = bench.grid(options.quick)
     with console.status("filling host memory and measuring the link"):
         arena = bench.Arena(cells, device)

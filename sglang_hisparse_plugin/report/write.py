@@ -21,8 +21,8 @@ def write(bench: Bench, engine: Engine | None, folder: Path) -> Path:
     """
     plots.available()
     html = page.render(bench, engine)
+    make_folder(folder)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
         (folder / "index.html").write_text(html, "utf-8")
         plots.save(plots.heat(bench), folder / "heat.png")
         plots.save(plots.panels(bench, plots.rates, "GB/s"), folder / "gbps.png")
@@ -31,8 +31,24 @@ def write(bench: Bench, engine: Engine | None, folder: Path) -> Path:
         if engine:
             _save({**engine.about, "rows": engine.rows}, folder / "engine.json")
     except OSError as error:
-        raise ReportError(f"cannot write to {folder}: {error.strerror}; name another folder") from error
+        raise _unwritable(folder, error) from error
     return folder / "index.html"
+
+
+def make_folder(folder: Path) -> None:
+    """Make it, and its parents.
+
+    Raises:
+        ReportError: it cannot be made.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise _unwritable(folder, error) from error
+
+
+def _unwritable(folder: Path, error: OSError) -> ReportError:
+    return ReportError(f"cannot write to {folder}: {error.strerror}; name another folder")
 
 
 def _save(report: Any, file: Path) -> None:

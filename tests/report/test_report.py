@@ -176,6 +176,18 @@ def test_without_an_sglang_the_bound_is_the_measure() -> None:
     assert "time of the bound over" in text and "No SGLang was installed" in text and "End to end" not in text
 
 
+def test_as_it_comes_from_a_run() -> None:
+    """Row sizes are numbers before they have been JSON, and the kernel is timed with its counters on, too."""
+    fresh = copy.deepcopy(RAW)
+    fresh["scattered_gbps"] = {int(row): rate for row, rate in RAW["scattered_gbps"].items()}
+    for cell in fresh["cells"]:
+        for key in data.PER_KERNEL:
+            cell[key]["plugin, counting"] = cell[key]["plugin"]
+    bench = data.bench(fresh)
+    assert bench.summary() == data.bench(RAW).summary()
+    assert "plugin, counting, us" in page.render(bench, None)
+
+
 def test_a_quick_run() -> None:
     few = [c for c in RAW["cells"] if c["batch"] in (1, 8, 64) and c["misses"] in (0, 128, 2048)]
     quick = {**RAW, "cells": [c for c in few if (c["row_bytes"], c["hot"]) == (656, 4096)]}
