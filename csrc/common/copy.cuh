@@ -32,17 +32,15 @@ __device__ __forceinline__ void copy_units(const char* src, char* dst, int rows,
   const int rows_per_step = 32 / walk.slots, slots_per_step = 32 % walk.slots;
   int row = lane / walk.slots, slot = lane % walk.slots;
 
-  Unit value[kInFlight];
+  Unit value[kInFlight]{};
   Unit* to[kInFlight];  // nullptr: this lane has nothing to store
   auto issue = [&](Unit& v, Unit*& d) {
     const uint64_t row_src = __shfl_sync(~0u, reinterpret_cast<uint64_t>(src), row);
     const uint64_t row_dst = __shfl_sync(~0u, reinterpret_cast<uint64_t>(dst), row);
     const int unit = slot - static_cast<int>(row_src & walk.line_mask) / int(sizeof(Unit));
-    d = nullptr;
-    if (row < rows && unit >= 0 && unit < walk.units) {
-      v = ptx::load_row(reinterpret_cast<const Unit*>(row_src) + unit);
-      d = reinterpret_cast<Unit*>(row_dst) + unit;
-    }
+    const bool valid = row < rows && unit >= 0 && unit < walk.units;
+    ptx::load_row_if(valid, v, reinterpret_cast<const Unit*>(row_src) + unit);
+    d = valid ? reinterpret_cast<Unit*>(row_dst) + unit : nullptr;
     row += rows_per_step;
     slot += slots_per_step;
     if (slot >= walk.slots) {

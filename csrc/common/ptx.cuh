@@ -13,6 +13,14 @@ __device__ __forceinline__ int32_t load(const int32_t* p) {
   asm volatile("ld.global.cg.b32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
   return v;
 }
+__device__ __forceinline__ int4 load(const int4* p) {
+  int4 v;
+  asm volatile("ld.global.cg.v4.b32 {%0,%1,%2,%3}, [%4];"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+               : "l"(p)
+               : "memory");
+  return v;
+}
 __device__ __forceinline__ int64_t load(const int64_t* p) {
   int64_t v;
   asm volatile("ld.global.cg.b64 %0, [%1];" : "=l"(v) : "l"(p) : "memory");
@@ -24,33 +32,40 @@ __device__ __forceinline__ int16_t load(const int16_t* p) {
   return v;
 }
 
-// One unit of a row, read once from host memory: no cache keeps it.
-__device__ __forceinline__ uint4 load_row(const uint4* p) {
-  uint4 v;
-  asm volatile("ld.global.nc.L1::no_allocate.v4.b32 {%0,%1,%2,%3}, [%4];"
-               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-               : "l"(p));
-  return v;
+// One unit of a row, read once from host memory: no cache keeps it. The predicate is part of the instruction, and `v` its
+// own destination: after a branch, or through a copy, the next load would wait for this one's two microseconds.
+__device__ __forceinline__ void load_row_if(bool valid, uint4& v, const uint4* p) {
+  asm volatile(
+      "{.reg .pred valid; setp.ne.b32 valid, %5, 0;\n"
+      "@valid ld.global.nc.L1::no_allocate.v4.b32 {%0,%1,%2,%3}, [%4];}"
+      : "+r"(v.x), "+r"(v.y), "+r"(v.z), "+r"(v.w)
+      : "l"(p), "r"(int(valid)));
 }
-__device__ __forceinline__ uint64_t load_row(const uint64_t* p) {
-  uint64_t v;
-  asm volatile("ld.global.nc.L1::no_allocate.b64 %0, [%1];" : "=l"(v) : "l"(p));
-  return v;
+__device__ __forceinline__ void load_row_if(bool valid, uint64_t& v, const uint64_t* p) {
+  asm volatile(
+      "{.reg .pred valid; setp.ne.b32 valid, %2, 0;\n@valid ld.global.nc.L1::no_allocate.b64 %0, [%1];}"
+      : "+l"(v)
+      : "l"(p), "r"(int(valid)));
 }
-__device__ __forceinline__ uint32_t load_row(const uint32_t* p) {
-  uint32_t v;
-  asm volatile("ld.global.nc.L1::no_allocate.b32 %0, [%1];" : "=r"(v) : "l"(p));
-  return v;
+__device__ __forceinline__ void load_row_if(bool valid, uint32_t& v, const uint32_t* p) {
+  asm volatile(
+      "{.reg .pred valid; setp.ne.b32 valid, %2, 0;\n@valid ld.global.nc.L1::no_allocate.b32 %0, [%1];}"
+      : "+r"(v)
+      : "l"(p), "r"(int(valid)));
 }
-__device__ __forceinline__ uint16_t load_row(const uint16_t* p) {
-  uint16_t v;
-  asm volatile("ld.global.nc.L1::no_allocate.b16 %0, [%1];" : "=h"(v) : "l"(p));
-  return v;
+__device__ __forceinline__ void load_row_if(bool valid, uint16_t& v, const uint16_t* p) {
+  asm volatile(
+      "{.reg .pred valid; setp.ne.b32 valid, %2, 0;\n@valid ld.global.nc.L1::no_allocate.b16 %0, [%1];}"
+      : "+h"(v)
+      : "l"(p), "r"(int(valid)));
 }
-__device__ __forceinline__ uint8_t load_row(const uint8_t* p) {
-  uint32_t v;
-  asm volatile("ld.global.nc.L1::no_allocate.b8 %0, [%1];" : "=r"(v) : "l"(p));
-  return static_cast<uint8_t>(v);
+__device__ __forceinline__ void load_row_if(bool valid, uint8_t& v, const uint8_t* p) {
+  uint32_t wide = v;
+  asm volatile(
+      "{.reg .pred valid; setp.ne.b32 valid, %2, 0;\n@valid ld.global.nc.L1::no_allocate.u8 %0, [%1];}"
+      : "+r"(wide)
+      : "l"(p), "r"(int(valid)));
+  v = static_cast<uint8_t>(wide);
 }
 
 // ---- asynchronous global -> shared copies (sm_80) ---------------------------------------------------------------

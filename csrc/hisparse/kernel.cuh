@@ -26,6 +26,8 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerProcessor)
   const int row = blockIdx.x / Config::kCluster, rank = blockIdx.x % Config::kCluster;
 
   clear(s, rank);
+  if constexpr (Config::kCluster > 1) ptx::cluster_arrive_relaxed();
+  __syncthreads();  // the table is empty
   ptx::wait_for_predecessor();
   ptx::let_successor_start();
 
@@ -33,13 +35,12 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerProcessor)
   Selection<Config> selection;
   selection.load(top_k, 0);
   const Request r = load_request(p, row);
+  if constexpr (Config::kCluster > 1) ptx::cluster_wait();  // all blocks run: their shared memory may be written
   if (!r.real || r.seq_len <= Config::kHot) return answer_from_positions<Config>(p, r, top_k, rank);
 
   Residents<Config> residents;
   residents.load(r, rank, 0);
   load_lru(s, r.lru);
-  if constexpr (Config::kCluster > 1) ptx::cluster_arrive_relaxed();
-  __syncthreads();  // the table is empty
   selection.insert(s, r, rank, 0);
   for (int first = selection.kAtOnce; first < Config::kTopKPerWarp; first += selection.kAtOnce) {
     selection.load(top_k, first);
@@ -47,39 +48,42 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerProcessor)
   }
   __syncthreads();  // the table is complete
   residents.look_up(s, r, rank);
-  look_for_repeats(s, rank);
   ptx::copy_async_wait();
-  __syncthreads();  // this block's hits are known, and its copy of the LRU order has landed
-  if constexpr (Config::kCluster > 1) {
-    ptx::cluster_wait();  // all blocks run: their shared memory may be written
-    tell_cluster(s, rank);
-    ptx::mailbox_wait(&s.mailbox);  // all hits are known; nobody reads the request's tables any more
-  }
-  const bool repeated = any_repeated(s);
-  if (repeated) {
-    settle_repeated(s);
-    __syncthreads();  // `settled` is written by words of another thread below
-  }
-  merge_found(s, r);
+  __syncthreads();  // this block's answers and its copy of the LRU order are there
+  answer_found(s, r, rank);
+  if constexpr (Config::kCluster > 1) ptx::mailbox_wait(&s.hits_mailbox);
   order_hits(s);
   __syncthreads();  // all bits are there
-  const Totals totals = total(s, rank);
-  const Work<Config> work(totals.misses, rank);
-  if (totals.misses != 0) {
-    count(s);
-    __syncthreads();  // all sums are there
+  Totals totals = total(s, rank);
+  if constexpr (Config::kCluster > 1) ptx::mailbox_wait(&s.found_mailbox);  // nobody reads the tables any more
+  bool repeated = false;
+  if (totals.misses != 0) {  // or a token stands in the top-k twice, and only once in the buffer
+    look_for_repeats(s);
+    merge_found(s);
+    __syncthreads();  // all entries are settled that need no row
+    repeated = s.repeated != 0;
+    if (repeated) {
+      settle_repeated(s);
+      __syncthreads();
+      totals.misses = count_unsettled(s);
+    }
   }
   if (threadIdx.x < 32) report(s, p, row, rank, totals.misses);
-  auto misses = work.place(s, p, r, 0);
-  write_lru(s, r.lru, rank, totals);  // while the addresses of the rows are on their way
-  for (int round = 0;; ++round) {
-    work.record(misses, p, r, row, round);
-    if (!p.skip_io) work.copy(misses, p, round);
-    if (!work.has(round + 1)) break;
-    misses = work.place(s, p, r, round + 1);
+  if (totals.misses == 0) {
+    write_lru(s, r.lru, rank, totals);
+  } else {
+    const Work<Config> work(s, totals.misses, rank);
+    auto misses = work.place(s, p, r, 0);
+    write_lru(s, r.lru, rank, totals);  // while the addresses of the rows are on their way
+    for (int round = 0;; ++round) {
+      work.record(misses, p, r, row, round);
+      if (!p.skip_io) work.copy(misses, p, round);
+      if (!work.has(round + 1)) break;
+      misses = work.place(s, p, r, round + 1);
+    }
   }
   if (repeated) {
-    cluster_sync<Config>();  // all first occurrences are answered
+    cluster_sync<Config>();  // all are answered that others take their answer from
     answer_repeated(s, r, rank);
   }
 }

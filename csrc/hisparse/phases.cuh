@@ -62,44 +62,24 @@ __device__ __forceinline__ Request load_request(const SwapInParams& p, int row) 
 // ---- the hash table of selected tokens --------------------------------------------------------------------------
 
 template <typename Config>
-__device__ __forceinline__ int32_t& bucket(SharedMemory<Config>& s, int32_t token) {
-  return s.buckets[(static_cast<uint32_t>(token) * 2654435761u) >> (32 - Config::kBucketBits)];
+__device__ __forceinline__ uint32_t& bucket(SharedMemory<Config>& s, int32_t token) {
+  return s.buckets[token & (Config::kBuckets - 1)];
 }
-
-// Follows kChains chains at once, for a hop waits for the one before. found[k]: the lowest index of tokens[k] along the
-// chain that begins with entry at[k], -1 if it is not there.
-template <typename Config, int kChains>
-__device__ __forceinline__ void follow(
-    const SharedMemory<Config>& s, const int32_t (&tokens)[kChains], int32_t (&at)[kChains],
-    int32_t (&found)[kChains]) {
-  uint32_t lowest[kChains];
-#pragma unroll
-  for (int k = 0; k < kChains; ++k) lowest[k] = ~0u;
-  for (bool more = true; more;) {
-    more = false;
-    Node node[kChains];
-#pragma unroll
-    for (int k = 0; k < kChains; ++k) {
-      node[k].next = -1;
-      if (at[k] >= 0) node[k] = s.nodes[at[k]];
-    }
-#pragma unroll
-    for (int k = 0; k < kChains; ++k) {
-      if (at[k] >= 0 && node[k].token == tokens[k]) lowest[k] = min(lowest[k], static_cast<uint32_t>(at[k]));
-      at[k] = node[k].next;
-      more |= at[k] >= 0;
-    }
-  }
-#pragma unroll
-  for (int k = 0; k < kChains; ++k) found[k] = static_cast<int32_t>(lowest[k]);
-}
-
 template <typename Config>
-__device__ __forceinline__ int find(const SharedMemory<Config>& s, int32_t token, int32_t first) {
-  const int32_t tokens[1] = {token};
-  int32_t at[1] = {first}, found[1];
-  follow(s, tokens, at, found);
-  return found[0];
+__device__ __forceinline__ uint32_t upper_bits(int32_t token) {
+  return static_cast<uint32_t>(token) >> Config::kBucketBits << Config::kIndexBits;
+}
+template <typename Config>
+__device__ __forceinline__ int entry_of(uint32_t bucket) {
+  return (bucket & ~kMore) == kEmpty ? -1 : static_cast<int>(bucket & ((1u << Config::kIndexBits) - 1));
+}
+
+// f(entry) for each entry that selects `token`. Only where tokens are repeated is there more than one.
+template <typename Config, typename F>
+__device__ __forceinline__ void for_each_entry(SharedMemory<Config>& s, int32_t token, F f) {
+  for (int at = entry_of<Config>(bucket(s, token)); at >= 0; at = s.nodes[at].next) {
+    if (s.nodes[at].token == token) f(at);
+  }
 }
 
 // ---- phases -----------------------------------------------------------------------------------------------------
@@ -114,19 +94,15 @@ template <typename Config>
 __device__ __forceinline__ void clear(SharedMemory<Config>& s, int rank) {
   static_assert(Config::kBuckets % 4 == 0);
   for_each<Config::kBuckets / 4, Config::kThreads>(
-      [&](int i) { reinterpret_cast<int4*>(s.buckets)[i] = make_int4(-1, -1, -1, -1); });
-  if constexpr (Config::kCluster == 1) {
-    for_each<Config::kTopKWords * 32, Config::kThreads>([&](int i) { s.locs_out[i] = kNotFound; });
-  } else {
-    for_each<Config::kTopKWords, Config::kThreads>([&](int i) { s.found_by[rank][i] = 0; });
-  }
+      [&](int i) { reinterpret_cast<int4*>(s.buckets)[i] = make_int4(kEmpty, kEmpty, kEmpty, kEmpty); });
+  for_each<Config::kTopKWords * 32, Config::kThreads>([&](int i) { s.locs_out[i] = kNotFound; });
   if (threadIdx.x == 0) {
-    s.repeated_by[rank] = s.no_slot = 0;
-    s.hits[Config::kHotWords - 1] = 0;  // bits past the last slot stay 0
+    s.not_looked_up = s.no_slot = s.repeated = 0;
+#pragma unroll
+    for (int w = Config::kHot / 32; w < Config::kHotWords; ++w) s.hits[w] = 0;  // bits past the last slot stay 0
     if constexpr (Config::kCluster > 1) {
-      constexpr int kPeers = Config::kCluster - 1;
-      const int words = Config::kHotWords - own_hot_words<Config>(rank) + kPeers * (Config::kTopKWords + 1);
-      ptx::mailbox_init(&s.mailbox, words * 4);
+      ptx::mailbox_init(&s.hits_mailbox, (Config::kHotWords - own_hot_words<Config>(rank)) * 4);
+      ptx::mailbox_init(&s.found_mailbox, Config::kCluster * Config::kTopKWords * 4);
     }
   }
 }
@@ -183,21 +159,27 @@ struct Selection {
   __device__ __forceinline__ void insert(SharedMemory<Config>& s, const Request& r, int rank, int first) {
     // Tokens from here on lie in the slot of the newest, in the extra page, or nowhere.
     const uint32_t looked_up = static_cast<uint32_t>(min(r.tail_start, r.seq_len - 1));
-    int32_t earlier[kAtOnce];  // entry that was first in the bucket before this one
+    uint32_t earlier[kAtOnce];  // what was in the bucket before this entry
 #pragma unroll
     for (int k = 0; k < kAtOnce; ++k) {
       const int index = word(first + k) * 32 + threadIdx.x % 32;
-      earlier[k] = -1;
-      if (static_cast<uint32_t>(tokens[k]) < looked_up) earlier[k] = atomicExch(&bucket(s, tokens[k]), index);
+      earlier[k] = kEmpty;
+      if (static_cast<uint32_t>(tokens[k]) < looked_up) {
+        earlier[k] = atomicExch(&bucket(s, tokens[k]), upper_bits<Config>(tokens[k]) | index);
+      }
     }
 #pragma unroll
     for (int k = 0; k < kAtOnce; ++k) {
       const int w = word(first + k), index = w * 32 + threadIdx.x % 32;
       if (w >= Config::kTopKWords) break;
       const bool settled = static_cast<uint32_t>(tokens[k]) >= looked_up;
-      s.nodes[index] = {settled ? -1 : tokens[k], earlier[k]};
+      if (earlier[k] != kEmpty) atomicOr(&bucket(s, tokens[k]), kMore);
+      s.nodes[index] = {settled ? -1 : tokens[k], entry_of<Config>(earlier[k])};
       const uint32_t bits = __ballot_sync(~0u, settled);
-      if (threadIdx.x % 32 == 0) s.settled[w] = bits;
+      if (threadIdx.x % 32 == 0) {
+        s.settled[w] = bits;
+        if (bits != 0) atomicAdd(&s.not_looked_up, __popc(bits));
+      }
       if (bits != 0 && w % Config::kCluster == rank) answer(s, r, tokens[k], index, settled);
     }
   }
@@ -212,66 +194,134 @@ struct Selection {
   }
 };
 
-// The buffer slots that this block looks up, in the order of the slots: kHotWordsPerBlock words of 32.
+// Goes down the chains from the entries at[k], all at once, for a hop waits for the one before. found[k]: the entry of
+// tokens[k], left as it is where there is none.
+template <typename Config, int kChains>
+__device__ __forceinline__ void follow(
+    const SharedMemory<Config>& s, const int32_t (&tokens)[kChains], int (&at)[kChains], int (&found)[kChains]) {
+  bool more = false;
+#pragma unroll
+  for (int k = 0; k < kChains; ++k) more |= at[k] >= 0;
+  while (more) {
+    Node node[kChains];
+#pragma unroll
+    for (int k = 0; k < kChains; ++k) node[k] = at[k] >= 0 ? s.nodes[at[k]] : Node{-1, -1};
+    more = false;
+#pragma unroll
+    for (int k = 0; k < kChains; ++k) {
+      const bool same = at[k] >= 0 && node[k].token == tokens[k];
+      if (same) found[k] = at[k];
+      at[k] = same ? -1 : node[k].next;
+      more |= at[k] >= 0;
+    }
+  }
+}
+
+// The buffer slots that this block looks up.
 template <typename Config>
 struct Residents {
-  static constexpr int kAtOnce = at_once(Config::kHotPerWarp);
+  static constexpr int kVector = Config::kVector, kGroupsAtOnce = std::min(Config::kGroupsPerWarp, 8 / kVector);
+  static constexpr int kAtOnce = kGroupsAtOnce * kVector;
   int32_t tokens[kAtOnce], locs[kAtOnce];
 
-  // A warp's words are neighbours.
-  __device__ __forceinline__ static int word(int rank, int at) {
-    const int w = threadIdx.x / 32 * Config::kHotPerWarp + at;
-    return at < Config::kHotPerWarp && w < Config::kHotWordsPerBlock ? rank * Config::kHotWordsPerBlock + w
-                                                                     : Config::kHotWords;
+  // A warp's groups of 32 kVector slots are neighbours. One past the last where it has no more.
+  __device__ __forceinline__ static int group(int rank, int at) {
+    const int g = threadIdx.x / 32 * Config::kGroupsPerWarp + at;
+    const bool own = at < Config::kGroupsPerWarp && g < Config::kGroupsPerBlock;
+    return min(own ? rank * Config::kGroupsPerBlock + g : INT_MAX, Config::kHotWords / kVector);
   }
 
   __device__ __forceinline__ void load(const Request& r, int rank, int first) {
+    const auto from = [](const int32_t* row, int slot, int32_t* to) {
+      if constexpr (kVector == 4) {
+        if (reinterpret_cast<uint64_t>(row) % 16 == 0 && slot + kVector <= Config::kHot) {
+          const int4 v = ptx::load(reinterpret_cast<const int4*>(row + slot));
+          to[0] = v.x, to[1] = v.y, to[2] = v.z, to[3] = v.w;
+          return;
+        }
+      }
 #pragma unroll
-    for (int k = 0; k < kAtOnce; ++k) {
-      const int slot = word(rank, first + k) * 32 + threadIdx.x % 32;
-      tokens[k] = slot < Config::kHot ? ptx::load(r.buffer_tokens + slot) : -1;
-      locs[k] = slot < Config::kHot ? ptx::load(r.buffer_locs + slot) : -1;  // before it is known whether it is a hit
+      for (int c = 0; c < kVector; ++c) to[c] = slot + c < Config::kHot ? ptx::load(row + slot + c) : -1;
+    };
+#pragma unroll
+    for (int g = 0; g < kGroupsAtOnce; ++g) {
+      const int slot = (group(rank, first + g) * 32 + threadIdx.x % 32) * kVector;
+      from(r.buffer_tokens, slot, tokens + g * kVector);
+      from(r.buffer_locs, slot, locs + g * kVector);  // before it is known whether it is a hit
     }
   }
 
   __device__ __forceinline__ void look_up(SharedMemory<Config>& s, const Request& r, int rank) {
-    for (int first = 0;; first += kAtOnce) {
-      int32_t at[kAtOnce], found[kAtOnce];
+    for (int first = 0;; first += kGroupsAtOnce) {
+      uint32_t head[kAtOnce];
+      int found[kAtOnce], at[kAtOnce];  // `at`: an entry of another token, after which to look further
 #pragma unroll
-      for (int k = 0; k < kAtOnce; ++k) at[k] = tokens[k] >= 0 ? bucket(s, tokens[k]) : -1;
+      for (int k = 0; k < kAtOnce; ++k) head[k] = bucket(s, tokens[k]);
+#pragma unroll
+      for (int k = 0; k < kAtOnce; ++k) {
+        const uint32_t entry = (head[k] ^ upper_bits<Config>(tokens[k])) & ~kMore;  // where the upper bits are the same
+        const bool same = entry < 1u << Config::kIndexBits && tokens[k] >= 0;
+        found[k] = same ? static_cast<int>(entry) : -1;
+        at[k] = !same && head[k] & kMore ? entry_of<Config>(head[k]) : -1;
+      }
       follow(s, tokens, at, found);
 #pragma unroll
       for (int k = 0; k < kAtOnce; ++k) {
-        const int w = word(rank, first + k);
-        if (found[k] >= 0) {
-          if constexpr (Config::kCluster == 1) {
-            s.locs_out[found[k]] = locs[k];
-          } else {
-            atomicOr(&s.found_by[rank][found[k] / 32], 1u << found[k] % 32);
-            r.locs_out[found[k]] = locs[k];
+        const int w = group(rank, first + k / kVector) * kVector + k % kVector, lane = threadIdx.x % 32;
+        const uint32_t hits = __ballot_sync(~0u, found[k] >= 0);
+        if (w < Config::kHotWords) {
+          if (lane == 0) s.hit_slots[w] = hits;
+          if constexpr (Config::kCluster > 1) {
+            if (lane < Config::kCluster && lane != rank) ptx::mail(&s.hit_slots[w], hits, &s.hits_mailbox, lane);
           }
         }
-        const uint32_t hits = __ballot_sync(~0u, found[k] >= 0);
-        if (threadIdx.x % 32 == 0 && w < Config::kHotWords) s.hit_slots[w] = hits;
+        if (found[k] >= 0) s.locs_out[found[k]] = locs[k];
       }
-      if (first + kAtOnce >= Config::kHotPerWarp) return;
-      load(r, rank, first + kAtOnce);
+      if (first + kGroupsAtOnce >= Config::kGroupsPerWarp) return;
+      load(r, rank, first + kGroupsAtOnce);
     }
   }
 };
 
-// Whether a token stands in the top-k twice. Each block sees to a share of the entries, and each has chains in an order
-// of its own: so the later entry has to look for the earlier one from the top. A block alone need not.
+// Whether a token stands in the top-k twice: then the later of its entries in a chain sees the earlier.
 template <typename Config>
-__device__ __forceinline__ void look_for_repeats(SharedMemory<Config>& s, int rank) {
-  constexpr int kStep = Config::kWarps * Config::kCluster;
-  for (int w = threadIdx.x / 32 * Config::kCluster + rank; w < Config::kTopKWords; w += kStep) {
-    const int i = w * 32 + threadIdx.x % 32;
-    const Node node = s.nodes[i];
-    if (node.token < 0) continue;
-    const bool repeats = Config::kCluster == 1 ? find(s, node.token, node.next) >= 0
-                                               : find(s, node.token, bucket(s, node.token)) != i;
-    if (repeats) s.repeated_by[rank] = 1;
+__device__ __forceinline__ void look_for_repeats(SharedMemory<Config>& s) {
+  constexpr int kAtOnce = Selection<Config>::kAtOnce;
+  for (int first = 0; first < Config::kTopKPerWarp; first += kAtOnce) {
+    int32_t tokens[kAtOnce];
+    int at[kAtOnce], found[kAtOnce];
+#pragma unroll
+    for (int k = 0; k < kAtOnce; ++k) {
+      const int w = Selection<Config>::word(first + k);
+      const Node node = w < Config::kTopKWords ? s.nodes[w * 32 + threadIdx.x % 32] : Node{-1, -1};
+      tokens[k] = node.token;
+      at[k] = node.next;
+      found[k] = -1;
+    }
+    follow(s, tokens, at, found);
+#pragma unroll
+    for (int k = 0; k < kAtOnce; ++k) {
+      if (found[k] >= 0) s.repeated = 1;
+    }
+  }
+}
+
+// Write the answers this block has found, side by side, and tell the others which they are.
+template <typename Config>
+__device__ __forceinline__ void answer_found(SharedMemory<Config>& s, const Request& r, int rank) {
+  const int lane = threadIdx.x % 32;
+#pragma unroll 4
+  for (int at = 0; at < Config::kTopKPerWarp; ++at) {
+    const int w = Selection<Config>::word(at), i = w * 32 + lane;
+    if (w >= Config::kTopKWords) break;
+    const int32_t loc = s.locs_out[i];
+    const uint32_t bits = __ballot_sync(~0u, loc != kNotFound);
+    if constexpr (Config::kCluster == 1) {
+      if (lane == 0) s.found_by[0][w] = bits;
+    } else {
+      if (lane < Config::kCluster) ptx::mail(&s.found_by[rank][w], bits, &s.found_mailbox, lane);
+    }
+    if (loc != kNotFound) r.locs_out[i] = loc;
   }
 }
 
@@ -285,60 +335,46 @@ __device__ __forceinline__ void load_lru(SharedMemory<Config>& s, const int16_t*
   }
 }
 
-// Send what this block found to the others: its words of `hit_slots`, its row of `found_by`, and `repeated_by`.
+// Put together what the blocks found.
 template <typename Config>
-__device__ __forceinline__ void tell_cluster(SharedMemory<Config>& s, int rank) {
-  constexpr int kWarpsPerPeer = Config::kWarps / Config::kCluster;
-  const int warp = threadIdx.x / 32, peer = warp % Config::kCluster;
-  const int lane = warp / Config::kCluster * 32 + threadIdx.x % 32;  // among the warps that write to this peer
-  if (peer == rank || lane >= kWarpsPerPeer * 32) return;
-  const auto send = [&](uint32_t* words, int count) {
-    for (int i = lane; i < count; i += kWarpsPerPeer * 32) ptx::mail(words + i, words[i], &s.mailbox, peer);
-  };
-  send(s.hit_slots + rank * Config::kHotWordsPerBlock, own_hot_words<Config>(rank));
-  send(s.found_by[rank], Config::kTopKWords);
-  send(&s.repeated_by[rank], 1);
-}
-
-template <typename Config>
-__device__ __forceinline__ bool any_repeated(const SharedMemory<Config>& s) {
-  uint32_t any = 0;
+__device__ __forceinline__ void merge_found(SharedMemory<Config>& s) {
+  for_each<Config::kTopKWords, Config::kThreads>([&](int w) {
+    uint32_t bits = s.settled[w];
 #pragma unroll
-  for (int b = 0; b < Config::kCluster; ++b) any |= s.repeated_by[b];
-  return any != 0;
+    for (int b = 0; b < Config::kCluster; ++b) bits |= s.found_by[b][w];
+    s.settled[w] = bits;
+  });
 }
 
-// Entries that repeat an earlier one take no row of their own.
+template <typename Config>
+__device__ __forceinline__ int count_unsettled(const SharedMemory<Config>& s) {
+  int unsettled = 0;
+  for (int w = threadIdx.x % 32; w < Config::kTopKWords; w += 32) unsettled += 32 - __popc(s.settled[w]);
+  return __reduce_add_sync(~0u, unsettled);
+}
+
+// Of the entries of one token, one is answered: the one found in the buffer, or else the first, which takes a row. The
+// blocks' chains are in different orders, but of the same entries.
 template <typename Config>
 __device__ __forceinline__ void settle_repeated(SharedMemory<Config>& s) {
   for (int i = threadIdx.x; i < Config::kTopKWords * 32; i += Config::kThreads) {
     const int32_t token = s.nodes[i].token;
-    const uint32_t bits = __ballot_sync(~0u, token >= 0 && find(s, token, bucket(s, token)) != i);
-    if (i % 32 == 0) s.settled[i / 32] |= bits;
+    const bool answered = s.settled[i / 32] >> i % 32 & 1;
+    bool repeats = false;
+    if (token >= 0 && !answered) {
+      for_each_entry(s, token, [&](int j) { repeats |= j < i || (s.settled[j / 32] >> j % 32 & 1); });
+    }
+    const uint32_t bits = __ballot_sync(~0u, repeats);
+    if (i % 32 == 0) s.repeats[i / 32] = bits;
   }
+  __syncthreads();
+  for_each<Config::kTopKWords, Config::kThreads>([&](int w) { s.settled[w] |= s.repeats[w]; });
 }
 
-// Put together what the blocks found. A block alone kept its answers back, to write them side by side.
 template <typename Config>
-__device__ __forceinline__ void merge_found(SharedMemory<Config>& s, const Request& r) {
-  if constexpr (Config::kCluster == 1) {
-#pragma unroll
-    for (int at = 0; at < Config::kTopKPerWarp; ++at) {
-      const int w = Selection<Config>::word(at), i = w * 32 + threadIdx.x % 32;
-      if (w >= Config::kTopKWords) break;
-      const int32_t loc = s.locs_out[i];
-      if (loc != kNotFound) r.locs_out[i] = loc;
-      const uint32_t bits = __ballot_sync(~0u, loc != kNotFound);
-      if (threadIdx.x % 32 == 0) s.settled[w] |= bits;
-    }
-  } else {
-    for_each<Config::kTopKWords, Config::kThreads>([&](int w) {
-      uint32_t bits = s.settled[w];
-#pragma unroll
-      for (int b = 0; b < Config::kCluster; ++b) bits |= s.found_by[b][w];
-      s.settled[w] = bits;
-    });
-  }
+__device__ __forceinline__ uint32_t is_hit(const SharedMemory<Config>& s, uint32_t slot) {
+  constexpr uint32_t kVector = Config::kVector;
+  return s.hit_slots[slot / (32 * kVector) * kVector + slot % kVector] >> slot / kVector % 32 & 1;
 }
 
 // Which places in the LRU order hold a hit. A thread sees to eight places: one byte of `hits`.
@@ -351,19 +387,10 @@ __device__ __forceinline__ void order_hits(SharedMemory<Config>& s) {
 #pragma unroll
     for (int k = 0; k < 8; ++k) {
       const uint32_t slot = pairs[k / 2] >> 16 * (k % 2) & 0xffff;
-      if (Config::kHot % 8 == 0 || i * 8 + k < Config::kHot) bits |= (s.hit_slots[slot / 32] >> slot % 32 & 1) << k;
+      if (Config::kHot % 8 == 0 || i * 8 + k < Config::kHot) bits |= is_hit(s, slot) << k;
     }
     reinterpret_cast<uint8_t*>(s.hits)[i] = static_cast<uint8_t>(bits);
   });
-}
-
-// Sum of f(w) over the words [0, kWords), for every lane of a warp.
-template <int kWords, typename F>
-__device__ __forceinline__ int sum_words(F f) {
-  int sum = 0;
-#pragma unroll 4
-  for (int w = threadIdx.x % 32; w < kWords; w += 32) sum += f(w);
-  return __reduce_add_sync(~0u, sum);
 }
 
 struct Totals {
@@ -372,13 +399,25 @@ struct Totals {
   int hits_before;  // hits in the LRU order before the words that this warp writes
 };
 
+// Words of the LRU order that a warp writes: kHotPerWarp from here.
+template <typename Config>
+__device__ __forceinline__ int first_lru_word(int rank) {
+  const int w = threadIdx.x / 32 * Config::kHotPerWarp;
+  return w < Config::kHotWordsPerBlock ? rank * Config::kHotWordsPerBlock + w : Config::kHotWords;
+}
+
 template <typename Config>
 __device__ __forceinline__ Totals total(const SharedMemory<Config>& s, int rank) {
-  const int first = Residents<Config>::word(rank, 0);
-  const int misses = sum_words<Config::kTopKWords>([&](int w) { return 32 - __popc(s.settled[w]); });
-  const int hits = sum_words<Config::kHotWords>([&](int w) { return __popc(s.hits[w]); });
-  const int before = sum_words<Config::kHotWords>([&](int w) { return w < first ? __popc(s.hits[w]) : 0; });
-  return {misses, Config::kHot - hits, before};
+  const int first = first_lru_word<Config>(rank);
+  uint32_t sum = 0;  // all in the lower half, those before `first` in the upper
+#pragma unroll 4
+  for (int w = threadIdx.x % 32; w < Config::kHotWords; w += 32) {
+    const uint32_t hits = __popc(s.hits[w]);
+    sum += hits + (w < first ? hits << 16 : 0);
+  }
+  sum = __reduce_add_sync(~0u, sum);
+  const int hits = sum & 0xffff;
+  return {Config::kTopKWords * 32 - s.not_looked_up - hits, Config::kHot - hits, static_cast<int>(sum >> 16)};
 }
 
 // before[w] = sum of count(0 .. w-1), before[words] = the total. One warp.
@@ -409,38 +448,73 @@ __device__ __forceinline__ void prefix_sum(int32_t* before, Count count) {
   }
 }
 
-template <typename Config>
-__device__ __forceinline__ void count(SharedMemory<Config>& s) {
-  const int warp = threadIdx.x / 32;
-  if (warp == 0) {
-    prefix_sum<Config::kTopKWords>(s.misses_before, [&](int w) { return 32 - __popc(s.settled[w]); });
-  } else if (warp == 1) {
-    prefix_sum<Config::kHotWords>(s.hits_before, [&](int w) { return __popc(s.hits[w]); });
-  }
-}
+// How many bits of the words before each lane's are zero; a lane has kPerLane words.
+template <int kWords>
+struct Zeros {
+  static constexpr int kPerLane = ceil_div(kWords, 32);
+  int before;
 
-// Position of the n-th (from 0) zero bit, given how many zeros lie before each word.
-template <int kWords, typename ZerosBefore>
-__device__ __forceinline__ int nth_zero(const uint32_t* bits, int n, ZerosBefore zeros_before) {
-  int word = 0;
-#pragma unroll
-  for (int step = 1 << ceil_log2(kWords); step > 0; step /= 2) {
-    if (word + step < kWords && zeros_before(word + step) <= n) word += step;
-  }
-  n -= zeros_before(word);
-  uint32_t zeros = ~bits[word];
-  int bit = 0;
-#pragma unroll
-  for (int width = 16; width > 0; width /= 2) {
-    const int lower = __popc(zeros & ((1u << width) - 1));
-    if (n >= lower) {
-      n -= lower;
-      zeros >>= width;
-      bit += width;
+  __device__ __forceinline__ explicit Zeros(const uint32_t* bits) {
+    const int lane = threadIdx.x % 32;
+    int own = 0;
+#pragma unroll 8
+    for (int k = 0; k < kPerLane; ++k) {
+      const int w = lane * kPerLane + k;
+      own += w < kWords ? __popc(~bits[w]) : 0;
     }
+    before = own;
+#pragma unroll
+    for (int step = 1; step < 32; step *= 2) {
+      const int lower = __shfl_up_sync(~0u, before, step);
+      if (lane >= step) before += lower;
+    }
+    before -= own;
   }
-  return word * 32 + bit;
-}
+
+  // Position of the n-th zero, from 0. The same n in all lanes.
+  __device__ __forceinline__ int find_one(const uint32_t* bits, int n) const {
+    const int lane = threadIdx.x % 32, at = __popc(__ballot_sync(~0u, before <= n)) - 1;
+    n -= __shfl_sync(~0u, before, at);
+    int word = at * kPerLane;
+    uint32_t zeros = ~bits[word];
+    for (int here = __popc(zeros); n >= here; here = __popc(zeros)) {
+      n -= here;
+      zeros = ~bits[++word];
+    }
+    const bool nth = (zeros >> lane & 1) && __popc(zeros & ((1u << lane) - 1)) == n;
+    return word * 32 + __ffs(__ballot_sync(~0u, nth)) - 1;
+  }
+
+  // The same with an n of its own in each lane. All lanes call.
+  __device__ __forceinline__ int find(const uint32_t* bits, int n) const {
+    int at = 0;
+#pragma unroll
+    for (int step = 16; step > 0; step /= 2) {
+      if (__shfl_sync(~0u, before, at + step) <= n) at += step;
+    }
+    n -= __shfl_sync(~0u, before, at);
+    int word = at * kPerLane;
+    uint32_t zeros = ~bits[min(word, kWords - 1)];
+#pragma unroll 4
+    for (int k = 1; k < kPerLane; ++k) {
+      const int here = __popc(zeros);
+      if (n < here || word + 1 >= kWords) break;
+      n -= here;
+      zeros = ~bits[++word];
+    }
+    int bit = 0;
+#pragma unroll
+    for (int width = 16; width > 0; width /= 2) {
+      const int lower = __popc(zeros & ((1u << width) - 1));
+      if (n >= lower) {
+        n -= lower;
+        zeros >>= width;
+        bit += width;
+      }
+    }
+    return word * 32 + bit;
+  }
+};
 
 // The misses of one request, dealt out to the warps of its cluster: in round n, lane l of warp w takes miss
 // (32 n + l) * all warps + w. Neighbouring misses go to different blocks.
@@ -448,6 +522,8 @@ template <typename Config>
 struct Work {
   static constexpr int kWarps = Config::kCluster * Config::kWarps;
   int misses, first;
+  Zeros<Config::kTopKWords> unsettled;
+  Zeros<Config::kHotWords> kept;
 
   struct Miss {
     int64_t host_row;
@@ -455,19 +531,24 @@ struct Work {
     int index, slot;
   };
 
-  __device__ __forceinline__ Work(int misses, int rank)
-      : misses(misses), first(threadIdx.x / 32 * Config::kCluster + rank) {}
+  __device__ __forceinline__ Work(const SharedMemory<Config>& s, int misses, int rank)
+      : misses(misses), first(threadIdx.x / 32 * Config::kCluster + rank), unsettled(s.settled), kept(s.hits) {}
   __device__ __forceinline__ bool has(int round) const { return first + round * 32 * kWarps < misses; }
   __device__ __forceinline__ int number(int round) const { return first + (round * 32 + threadIdx.x % 32) * kWarps; }
 
   // Miss m is the m-th unsettled entry and takes the m-th slot in LRU order that no hit keeps.
   __device__ __forceinline__ Miss place(
       const SharedMemory<Config>& s, const SwapInParams& p, const Request& r, int round) const {
-    const int m = number(round);
-    if (m >= misses) return {};
+    const int m = min(number(round), misses - 1);
     Miss miss;
-    miss.index = nth_zero<Config::kTopKWords>(s.settled, m, [&](int w) { return s.misses_before[w]; });
-    miss.slot = s.lru[nth_zero<Config::kHotWords>(s.hits, m, [&](int w) { return w * 32 - s.hits_before[w]; })];
+    if (misses <= kWarps) {  // at most one for each warp
+      if (first >= misses) return {};
+      miss.index = unsettled.find_one(s.settled, first);
+      miss.slot = s.lru[kept.find_one(s.hits, first)];
+    } else {
+      miss.index = unsettled.find(s.settled, m);
+      miss.slot = s.lru[kept.find(s.hits, m)];
+    }
     miss.token = s.nodes[miss.index].token;
     miss.host_row = ptx::load(r.host_locs + miss.token);
     miss.device_row = ptx::load(r.buffer_locs + miss.slot);
@@ -500,11 +581,12 @@ template <typename Config>
 __device__ __forceinline__ void write_lru(
     const SharedMemory<Config>& s, int16_t* lru, int rank, const Totals& totals) {
   const int lane = threadIdx.x % 32, kept = totals.kept, misses = totals.misses;
+  const int first = first_lru_word<Config>(rank);
   int hits_before = totals.hits_before;
 #pragma unroll 4
   for (int at = 0; at < Config::kHotPerWarp; ++at) {
-    const int w = Residents<Config>::word(rank, at), position = w * 32 + lane;
-    if (w >= Config::kHotWords) return;
+    const int w = first + at, position = w * 32 + lane;
+    if (w >= min(Config::kHotWords, (rank + 1) * Config::kHotWordsPerBlock)) return;
     const uint32_t hits = s.hits[w];
     const int hit_rank = hits_before + __popc(hits & ((1u << lane) - 1)), other_rank = position - hit_rank;
     const int to = hits >> lane & 1         ? kept + hit_rank
@@ -531,10 +613,10 @@ __device__ __forceinline__ void report(
 template <typename Config>
 __device__ __forceinline__ void answer_repeated(SharedMemory<Config>& s, const Request& r, int rank) {
   for (int i = rank * Config::kThreads + threadIdx.x; i < Config::kTopK; i += Config::kCluster * Config::kThreads) {
-    const int32_t token = s.nodes[i].token;
-    if (token < 0) continue;
-    const int first = find(s, token, bucket(s, token));
-    if (first != i) r.locs_out[i] = ptx::load(r.locs_out + first);
+    if ((s.repeats[i / 32] >> i % 32 & 1) == 0) continue;
+    for_each_entry(s, s.nodes[i].token, [&](int j) {
+      if ((s.repeats[j / 32] >> j % 32 & 1) == 0) r.locs_out[i] = ptx::load(r.locs_out + j);
+    });
   }
 }
 
