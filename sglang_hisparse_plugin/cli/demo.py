@@ -268,7 +268,7 @@ def _line(console: Console, text: str) -> None:
 def _summary(device: str, reports: list[checks.Report]) -> dict[str, object]:
     return {
         "device": device,
-        **_machine(device),
+        **machine(device),
         "real": REAL,
         "added": ADDED,
         "stand_ins": list(cpu.STAND_INS.values()) if device == "cpu" else None,
@@ -278,7 +278,7 @@ def _summary(device: str, reports: list[checks.Report]) -> dict[str, object]:
     }
 
 
-def _machine(device: str) -> dict[str, object]:
+def machine(device: str) -> dict[str, object]:
     """Where and with what this ran, for the record."""
     if device == "cuda":
         import torch

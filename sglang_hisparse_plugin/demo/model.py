@@ -190,7 +190,8 @@ def tensors(dims: Dims, draft: Draft = Draft.RIGHT) -> dict[str, Any]:
 
     weights = {"model.norm.weight": torch.ones(dims.hidden)}
     weights["model.embed_tokens.weight"], weights["lm_head.weight"] = _vocabulary(dims)
-    layers = [_attention(dims, digits=(layer,)) | _no_mlp(dims, "mlp") for layer in range(dims.layers)]
+    found = [(0,), (1,), *[()] * (dims.layers - 2)]  # layers behind the second attend, too, but add nothing
+    layers = [_attention(dims, digits) | _no_mlp(dims, "mlp") for digits in found]
     for number, layer in enumerate([*layers, _next_token_layer(dims, draft)]):
         weights |= {f"model.layers.{number}.{name}": tensor for name, tensor in layer.items()}
     return {
