@@ -17,7 +17,7 @@ from ..sizing.shapes import KV_DTYPES, NEWEST, HiSparse, ModelShape, SizingError
 UNITS = {"": 1 << 30, "GIB": 1 << 30, "GB": 10**9, "MIB": 1 << 20, "TIB": 1 << 40, "TB": 10**12}
 EPILOG = (
     "Memory is in GiB, as SGLang's log counts it, unless a unit is given (141GB, 2TB). Exit codes: 0 it fits, "
-    "2 it does not fit, or the input is wrong. Formulas and sources: sglang_hisparse_plugin/sizing/formulas.py"
+    "2 it does not fit, or the input is wrong. Formulas and sources: sglang_hisparse_plugin/sizing/records.py"
 )
 
 
