@@ -106,6 +106,11 @@ def read(
     return Config(mode, skipped, _seconds(log_interval, interval_source), trace)
 
 
+def skipped() -> frozenset[str]:
+    """Overlays this process leaves out, from the environment, where `Config.export` has checked and left them."""
+    return frozenset(name.strip() for name in os.environ.get(SKIP_VARIABLE, "").split(",") if name.strip())
+
+
 def allowed_by_sglang() -> bool:
     """Whether SGLang's own whitelist, when set, names this plugin."""
     names = [name.strip() for name in os.environ.get(PLUGINS_VARIABLE, "").split(",") if name.strip()]

@@ -6,6 +6,8 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
+from .. import config
+
 
 class Unsupported(ValueError):
     """A configuration that cannot be right; the text says why and what to change."""
@@ -28,6 +30,8 @@ ARGUMENTS = {
 #: SGLang's switches of the indexer's fused top-k, by release. Off, positions are translated where rows are at hand.
 FUSED_TOP_K = ("SGLANG_NSA_FUSE_TOPK", "SGLANG_DSA_FUSE_TOPK")
 
+SWAP_IN = "swap-in"  #: the overlay whose kernel is needed
+
 
 def check_arguments(server_args: Any) -> None:
     """Raise :class:`Unsupported` for a server that could not verify drafts with HiSparse."""
@@ -39,6 +43,8 @@ def _arguments(server_args: Any) -> Iterator[str]:
         value = getattr(server_args, name, None)
         if value not in allowed:
             yield f"{name} is {value!r}: {remedy}"
+    if SWAP_IN in config.skipped():
+        yield f"overlay {SWAP_IN} is left out, and SGLang's own kernel knows no draft tokens: do not skip it"
     for name in FUSED_TOP_K:
         if os.environ.get(name, "1").lower() in {"0", "false", "no"}:
             yield f"{name} is off: unset it"

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from .. import upstream
 from ..kernels.swap_in import swap_in
+from ..observe import start
 
 
 class VerifyRows:
@@ -112,24 +113,27 @@ class VerifyRows:
         requests = batch.req_pool_indices.size(0)
         queries = selected[: requests * self.steps].unflatten(0, (requests, self.steps))
         locs = self.locs[:requests]
+        tables = {
+            "device_buffer_tokens": c.req_device_buffer_tokens[layer],
+            "host_cache_locs": c.req_to_host_pool,
+            "device_buffer_locs": c.req_device_buffer_token_locs[layer],
+            "host_cache": c.mem_pool_host.kv_buffer[layer],
+            "device_buffer": c.mem_pool_device.kv_buffer[layer],
+            "req_pool_indices": batch.req_pool_indices,
+            "lru_slots": c.lru_slots[layer],
+            "item_size_bytes": c.item_size_bytes,
+            "num_top_k": c.top_k,
+            "hot_buffer_size": c.device_buffer_size,
+            "num_real_reqs": c.num_real_reqs,
+            "tail_start": batch.seq_lens,
+        }
         for step in range(self.steps):
-            swap_in(
-                top_k_tokens=queries[:, step],
-                device_buffer_tokens=c.req_device_buffer_tokens[layer],
-                host_cache_locs=c.req_to_host_pool,
-                device_buffer_locs=c.req_device_buffer_token_locs[layer],
-                host_cache=c.mem_pool_host.kv_buffer[layer],
-                device_buffer=c.mem_pool_device.kv_buffer[layer],
-                top_k_device_locs=locs[:, step],
-                req_pool_indices=batch.req_pool_indices,
-                seq_lens=self.lengths[step, :requests],
-                lru_slots=c.lru_slots[layer],
-                item_size_bytes=c.item_size_bytes,
-                num_top_k=c.top_k,
-                hot_buffer_size=c.device_buffer_size,
-                num_real_reqs=c.num_real_reqs,
-                tail_start=batch.seq_lens,
-            )
+            call = tables | {
+                "top_k_tokens": queries[:, step],
+                "top_k_device_locs": locs[:, step],
+                "seq_lens": self.lengths[step, :requests],
+            }
+            swap_in(**call, counters=start.counters_for(call))
         padding = selected.size(0) - requests * self.steps
         return torch.nn.functional.pad(locs.flatten(0, 1), (0, 0, 0, padding), value=-1)
 
