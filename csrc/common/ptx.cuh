@@ -32,8 +32,8 @@ __device__ __forceinline__ int16_t load(const int16_t* p) {
   return v;
 }
 
-// One unit of a row, read once from host memory: no cache keeps it. The predicate is part of the instruction, and `v` its
-// own destination: after a branch, or through a copy, the next load would wait for this one's two microseconds.
+// One unit of a row, read once from host memory: no cache keeps it. The predicate is part of the instruction, and `v`
+// its destination. Behind a branch the compiler copies the result, and so the next load waits for this one, 2 us.
 __device__ __forceinline__ void load_row_if(bool valid, uint4& v, const uint4* p) {
   asm volatile(
       "{.reg .pred valid; setp.ne.b32 valid, %5, 0;\n"

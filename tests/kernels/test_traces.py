@@ -126,6 +126,15 @@ def test_sizes(op, device, top_k, hot, context) -> None:
     run(world, op, 4, batch=2, low=hot + 1)
 
 
+def test_tokens_of_one_bucket(op, device) -> None:
+    """The kernel's table has at most 2^14 buckets and a token's lower bits name one: here all tokens share it."""
+    world = World(requests=1, context=66 << 14, top_k=64, hot=128, item=1, device=device)
+    for step in range(4):
+        tokens = [(k % (64 - 5 * step)) << 14 for k in range(64)]  # from the second step on some are repeated
+        world.rng.shuffle(tokens)
+        world.step(op, [0], [tokens], [world.context])
+
+
 class Captured:
     """An op that is captured in a CUDA graph at its first call and replayed from then on."""
 
