@@ -3,11 +3,12 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: demo test lint clean help
+.PHONY: demo test observe lint clean help
 
 help:
 	@echo "make demo   the real SGLang server with HiSparse on this CPU, with and without the plugin"
 	@echo "make test   lint, types and all tests that need no GPU"
+	@echo "make observe   metrics and explorer on the real servers of three releases; ten minutes"
 	@echo "make lint   ruff and mypy alone"
 
 demo: $(READY)
@@ -15,6 +16,9 @@ demo: $(READY)
 
 test: lint
 	$(BIN)/python -m pytest -n 2 --dist loadgroup -m "not gpu" --durations=15 $(ARGS)
+
+observe: $(READY)
+	OBSERVE_RELEASES=0.5.10.post1,0.5.12,0.5.23 $(BIN)/python -m pytest tests/observe/test_server.py $(ARGS)
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -7,16 +7,19 @@ import json
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from ..observe import tracefile
 from ..sizing import kernel_model
 
+if TYPE_CHECKING:
+    from ..observe.tracefile import Trace
+
 FACTORS = (0.5, 0.75, 1, 1.25, 1.5, 2, 3, 4)  #: of the recorded hot buffer, when no sizes are given
+REQUEST = "record"  #: the file by which a server is asked
 GRACE = 30  #: seconds beyond those asked for until the server must have delivered
 
 
@@ -41,26 +44,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Exit code 0: a curve was printed; 2: there is no trace, or a size makes no sense."""
-    if (options.trace is None) == (options.record is None):
-        return _fail("give a trace, or --record DIR to have one recorded")
-    if options.batch < 1 or options.warm_up < 0 or options.seconds <= 0 or options.mib <= 0:
-        return _fail("--batch, --seconds and --mib must be positive, --warm-up not negative")
     console = Console(stderr=options.json)
     try:
-        path = options.trace or _record(options.record, options.seconds, options.mib, console)
-        trace = tracefile.read(path)
-        from ..observe import replay
-
-        sizes = _sizes(options.sizes, trace)
-        if min(sizes) < trace.top_k:
-            return _fail(f"a hot buffer of {min(sizes)} cannot hold the top-k of {trace.top_k}: try larger --sizes")
-        progress = track(sizes, "replaying", console=console, transient=True, disable=not console.is_terminal)
-        outcomes = [replay.replay(trace, size, options.warm_up) for size in progress]
+        report = _explore(options, console)
+    except ImportError as error:
+        print(f"sglang-hisparse explore: {error}; install numpy, which every SGLang has", file=sys.stderr)
+        return 2
     except (OSError, ValueError) as error:
-        return _fail(str(error))
-    if not outcomes[0].calls:
-        return _fail(f"no request in {path} has more than --warm-up {options.warm_up} steps")
-    report = _report(path, trace, outcomes, options)
+        print(f"sglang-hisparse explore: {error}", file=sys.stderr)
+        return 2
     if options.json:
         print(json.dumps(report, indent=1))
     else:
@@ -68,9 +60,23 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def _fail(why: str) -> int:
-    print(f"sglang-hisparse explore: {why}", file=sys.stderr)
-    return 2
+def _explore(options: argparse.Namespace, console: Console) -> dict[str, Any]:
+    from ..observe import replay, tracefile
+
+    if (options.trace is None) == (options.record is None):
+        raise ValueError("give a trace, or --record DIR to have one recorded")
+    if options.batch < 1 or options.warm_up < 0 or options.seconds <= 0 or options.mib <= 0:
+        raise ValueError("--batch, --seconds and --mib must be positive, --warm-up not negative")
+    path = options.trace or _record(options.record, options.seconds, options.mib, console)
+    trace = tracefile.read(path)
+    sizes = _sizes(options.sizes, trace)
+    if min(sizes) < trace.top_k:
+        raise ValueError(f"a hot buffer of {min(sizes)} cannot hold the top-k of {trace.top_k}: try larger --sizes")
+    progress = track(sizes, "replaying", console=console, transient=True, disable=not console.is_terminal)
+    outcomes = [replay.replay(trace, size, options.warm_up) for size in progress]
+    if not outcomes[0].calls:
+        raise ValueError(f"no request in {path} has more than --warm-up {options.warm_up} steps")
+    return _report(path, trace, outcomes, options)
 
 
 def _record(folder: Path, seconds: float, mib: float, console: Console) -> Path:
@@ -78,9 +84,9 @@ def _record(folder: Path, seconds: float, mib: float, console: Console) -> Path:
     if not folder.is_dir():
         raise FileNotFoundError(f"{folder} is no folder: start the server with --hisparse-plugin-trace {folder}")
     before = set(folder.glob("*.hisparse"))
-    asked = folder / f"{tracefile.REQUEST}.new"
+    asked = folder / f"{REQUEST}.new"
     asked.write_text(json.dumps({"seconds": seconds, "mib": mib}))
-    asked.replace(folder / tracefile.REQUEST)
+    asked.replace(folder / REQUEST)
     deadline = time.monotonic() + seconds + GRACE
     with console.status(f"recording for {seconds:g} s"):
         while time.monotonic() < deadline:
@@ -93,7 +99,7 @@ def _record(folder: Path, seconds: float, mib: float, console: Console) -> Path:
     )
 
 
-def _sizes(text: str | None, trace: tracefile.Trace) -> list[int]:
+def _sizes(text: str | None, trace: Trace) -> list[int]:
     if text is None:
         found = {int(trace.hot_buffer * factor) for factor in FACTORS}
         return sorted(size for size in found if size >= trace.top_k)
@@ -103,7 +109,7 @@ def _sizes(text: str | None, trace: tracefile.Trace) -> list[int]:
         raise ValueError(f"--sizes: '{text}' is no list of numbers such as 4096,6144") from None
 
 
-def _report(path: Path, trace: tracefile.Trace, outcomes: list[Any], options: argparse.Namespace) -> dict[str, Any]:
+def _report(path: Path, trace: Trace, outcomes: list[Any], options: argparse.Namespace) -> dict[str, Any]:
     model = kernel_model.stored()
     curve = []
     for outcome in outcomes:

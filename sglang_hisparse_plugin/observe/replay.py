@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -83,11 +82,3 @@ def replay(trace: Trace, size: int, warm_up: int) -> Outcome:
             outcome.hits += hits
             outcome.misses += misses
     return outcome
-
-
-def curve(trace: Trace, sizes: Iterable[int], warm_up: int) -> list[Outcome]:
-    """One outcome per size, smallest first. A size below the top-k cannot be served and raises ValueError."""
-    wanted = sorted(set(sizes))
-    if wanted and wanted[0] < trace.top_k:
-        raise ValueError(f"a hot buffer of {wanted[0]} cannot hold a selection of {trace.top_k}")
-    return [replay(trace, size, warm_up) for size in wanted]
