@@ -63,7 +63,10 @@ class Bench:
 
     @property
     def baseline(self) -> str:
-        return " / ".join(self.upstream) or "bound"
+        """What ratios are taken to."""
+        if not self.upstream:
+            return "the bound"
+        return self.upstream[0] if len(self.upstream) == 1 else f"the best of {len(self.upstream)} SGLang kernels"
 
     def summary(self) -> dict[str, float]:
         """Median, least and greatest ratio, cells slower than the baseline, and the median over the bound."""
@@ -121,14 +124,14 @@ def bench(raw: Any, name: str = "the report") -> Bench:
             reason = f"it lacks {error}" if isinstance(error, KeyError) else str(error)
             raise ReportError(f"cell {number} of {name} is not as bench writes it ({reason}): {remedy}") from error
         if point in cells:
-            raise ReportError(f"{name} has the cell {_spell(point)} twice: bench the grid in one run")
+            raise ReportError(f"{name} has the cell {_name(point)} twice: bench the grid in one run")
         cells[point] = cell
     axes = [sorted({point[axis] for point in cells}) for axis in range(len(AXES))]
     if missing := [point for point in product(*axes) if point not in cells]:
         more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
         raise ReportError(
             f"{name} lacks {len(missing)} of {len(cells) + len(missing)} cells of its grid: "
-            f"{'; '.join(map(_spell, missing[:3]))}{more}. Was the run cut short? Repeat `sglang-hisparse bench --json`"
+            f"{'; '.join(map(_name, missing[:3]))}{more}. Was the run cut short? Repeat `sglang-hisparse bench --json`"
         )
     if absent_rows := [row for row in axes[2] if str(row) not in {str(key) for key in raw["scattered_gbps"]}]:
         raise ReportError(f"{name} has no scattered_gbps of rows of {absent_rows[0]} bytes: {remedy}")
@@ -156,6 +159,11 @@ def read_engine(file: Path) -> Engine:
     return Engine(rows, {key: value for key, value in raw.items() if key != "rows"} if isinstance(raw, dict) else {})
 
 
+def spell(ratio: float) -> str:
+    """Two places, but never 1.00 for what is less."""
+    return f"{ratio:.3f}" if 0.995 <= ratio < 1 else f"{ratio:.2f}"
+
+
 def _check_cell(cell: Mapping[str, Any], kernels: list[str]) -> None:
     if OURS not in kernels:
         raise ValueError(f"no kernel is called {OURS}")
@@ -177,5 +185,5 @@ def _load(file: Path) -> Any:
         raise ReportError(f"{file} is no JSON: {error}") from error
 
 
-def _spell(point: Point) -> str:
+def _name(point: Point) -> str:
     return ", ".join(f"{name} {value}" for name, value in zip(AXES, point, strict=True))

@@ -9,7 +9,7 @@ from string import Template
 from typing import Any
 
 from . import plots
-from .data import OURS, Bench, Engine
+from .data import OURS, Bench, Engine, spell
 
 DARKEST = 0.55  # of a heat map's colour, so that text stays readable on it, light and dark
 
@@ -27,7 +27,7 @@ def render(bench: Bench, engine: Engine | None) -> str:
         title=escape(f"Swap-in on {bench.raw['device']}"),
         about=escape(_about(bench)),
         summary=_summary(bench),
-        baseline=escape(_baseline(bench)),
+        baseline=escape(bench.baseline),
         legend=escape(_legend(bench)),
         heat="\n".join(_heat(bench, row, size) for size in bench.axis("hot") for row in bench.axis("row_bytes")),
         rates_legend=escape(
@@ -58,16 +58,10 @@ def _about(bench: Bench) -> str:
     )
 
 
-def _baseline(bench: Bench) -> str:
-    if not bench.upstream:
-        return "the bound"
-    return bench.upstream[0] if len(bench.upstream) == 1 else f"the best of {len(bench.upstream)} SGLang kernels"
-
-
 def _summary(bench: Bench) -> str:
     found = bench.summary()
     shown = [
-        (f"{found['median']:.2f}x", f"median of {found['cells']} cells: {_baseline(bench)} over the plugin's"),
+        (f"{found['median']:.2f}x", f"median of {found['cells']} cells: {bench.baseline} over the plugin's"),
         (f"{found['least']:.2f}x - {found['greatest']:.2f}x", "least and greatest of them"),
         (str(found["slower"]), "cells in which the plugin's is slower"),
         (f"{found['over_bound']:.2f}x", "of the bound, median of the plugin's"),
@@ -104,12 +98,7 @@ def _heat(bench: Bench, row: int, hot: int) -> str:
 def _shade(ratio: float, greatest: float) -> str:
     share = (ratio - 1) / max(greatest - 1, 0.1) if ratio >= 1 else (1 - ratio) / 0.2
     strength = DARKEST * (min(share, 1) ** 0.6 if ratio >= 1 else 0.3 + 0.7 * min(share, 1))
-    return f'<td class="{"gain" if ratio >= 1 else "loss"}" style="--a:{strength:.2f}">{_spell(ratio)}</td>'
-
-
-def _spell(ratio: float) -> str:
-    """Two places, but never 1.00 for what is less."""
-    return f"{ratio:.3f}" if 0.995 <= ratio < 1 else f"{ratio:.2f}"
+    return f'<td class="{"gain" if ratio >= 1 else "loss"}" style="--a:{strength:.2f}">{spell(ratio)}</td>'
 
 
 def _figures(bench: Bench, draw: plots.Draw, hot: int, what: str) -> str:
@@ -142,7 +131,8 @@ def _engine(engine: Engine) -> str:
     about = "; ".join(f"{key.replace('_', ' ')}: {value}" for key, value in engine.about.items() if _plain(value))
     words = [n for n, key in enumerate(engine.columns) if any(isinstance(row.get(key), str) for row in engine.rows)]
     table = _table(list(engine.columns.values()), rows, left=words)
-    return f'<h2>End to end</h2>\n<p class="soft">{escape(about)}</p>\n<div class="wide">{table}</div>'
+    scrolling = f'<div class="wide" role="region" aria-label="End to end" tabindex="0">{table}</div>'
+    return f'<h2>End to end</h2>\n<p class="soft">{escape(about)}</p>\n{scrolling}'
 
 
 def _facts(bench: Bench) -> str:

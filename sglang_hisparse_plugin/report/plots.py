@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from .data import OURS, Bench, ReportError
+from .data import OURS, Bench, ReportError, spell
 
 #: Okabe-Ito, told apart with any kind of colour vision. In SVG each becomes a variable of the page, by its place.
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7")
@@ -97,9 +97,9 @@ def heat(bench: Bench) -> Any:
             axes.imshow(table, cmap="PuOr", norm=norm, aspect="auto")
             for y, ratios in enumerate(table):
                 for x, ratio in enumerate(ratios):
-                    dark = ratio > 1 + (highest - 1) * 0.6
+                    dark = ratio > 1 + (highest - 1) * 0.65
                     axes.text(
-                        x, y, f"{ratio:.2f}", ha="center", va="center", size=7.5, color="white" if dark else "black"
+                        x, y, spell(ratio), ha="center", va="center", size=7.5, color="white" if dark else "black"
                     )
             axes.set_xticks(range(len(bench.axis("batch"))), bench.axis("batch"))
             axes.set_yticks(range(len(bench.axis("misses"))), bench.axis("misses"))
@@ -107,7 +107,8 @@ def heat(bench: Bench) -> Any:
             axes.set_xlabel("batch", size=8)
             axes.set_ylabel("misses per request", size=8)
             axes.tick_params(labelsize=8)
-    figure.suptitle(f"{bench.raw['device']}: time of {bench.baseline} over time of the plugin's", size=10)
+    title = f"Swap-in, {bench.raw['device']}{_commit(bench)}: time of {bench.baseline} over time of the plugin's"
+    figure.suptitle(title, size=10)
     return figure
 
 
@@ -153,9 +154,12 @@ def panels(bench: Bench, draw: Draw, what: str) -> Any:
         draw(bench, row, hot, axes)
         axes.set_title(f"{row}-byte rows", size=9, pad=22)
     dashed = "; dashed: best of SGLang's" if bench.upstream else ""
-    commit = f", commit {bench.raw['commit']}" if bench.raw.get("commit") else ""
-    figure.suptitle(f"Swap-in, {what}, {bench.raw['device']}, hot buffer {hot}{commit}{dashed}", size=10)
+    figure.suptitle(f"Swap-in, {what}, {bench.raw['device']}, hot buffer {hot}{_commit(bench)}{dashed}", size=10)
     return figure
+
+
+def _commit(bench: Bench) -> str:
+    return f", commit {bench.raw['commit']}" if bench.raw.get("commit") else ""
 
 
 def _lines(bench: Bench) -> Iterator[tuple[int, str, str]]:
