@@ -121,7 +121,7 @@ class VerifyRows:
             "device_buffer": c.mem_pool_device.kv_buffer[layer],
             "req_pool_indices": batch.req_pool_indices,
             "lru_slots": c.lru_slots[layer],
-            "item_size_bytes": c.item_size_bytes,
+            "item_size_bytes": c.mem_pool_host.token_stride_size,
             "num_top_k": c.top_k,
             "hot_buffer_size": c.device_buffer_size,
             "num_real_reqs": c.num_real_reqs,
