@@ -217,6 +217,7 @@ def _limit(work: Workload, machine: Machine, next_larger: Server, most: int) -> 
 def _too_long(work: Workload, machine: Machine, one: Fit) -> str:
     """Why not even one request fits, and what would help."""
     what = f"a context of {work.prompt + work.output} tokens fits nowhere"
+    smaller = "use fp8_e4m3, " if work.kv_dtype == "bfloat16" else ""
     if machine.device_budget <= 0:
         return (
             f"weights {_gib(machine.weights)} and reserve {_gib(machine.reserve)} leave nothing of the GPU's "
@@ -226,12 +227,12 @@ def _too_long(work: Workload, machine: Machine, one: Fit) -> str:
         return (
             f"{what}: one request needs {_gib(one.device_bytes)} on the GPU (a prompt is prefilled there, and index "
             f"keys stay there), and {_gib(machine.device_budget)} are left beside weights and reserve. Shorten the "
-            "context, use fp8_e4m3, or put the weights on more GPUs (--tp)"
+            f"context, {smaller}or put the weights on more GPUs (--tp)"
         )
     return (
         f"{what}: host memory is too small. One request needs {_gib(one.host_bytes)} on each of "
         f"{machine.ranks_per_node} ranks of a node, and each has {_gib(max(machine.host_budget, 0))}. Add host memory "
-        "(--host-mem), use fp8_e4m3, or fewer ranks per node"
+        f"(--host-mem), {smaller}or use fewer ranks per node"
     )
 
 
