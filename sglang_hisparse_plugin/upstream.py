@@ -134,6 +134,13 @@ def free_slots(scheduler: Any) -> dict[str, int]:
     }
 
 
+def row_bytes(coordinator: Any) -> int:
+    """Bytes of a token's row in one layer. An attribute of the coordinator from 0.5.12."""
+    if hasattr(coordinator, "item_size_bytes"):
+        return int(coordinator.item_size_bytes)
+    return int(coordinator.mem_pool_host.token_stride_size)
+
+
 def metric_labels(scheduler: Any) -> dict[str, Any] | None:
     """Labels of SGLang's own metrics of this scheduler; None where it exports none.
 

@@ -31,6 +31,14 @@ def attach(coordinator: Any) -> None:
     wanted = _wanted.get("now")
     if wanted is None:
         return
+    try:
+        _attach(coordinator, wanted)
+    except Exception as error:  # a coordinator of another make: the server can serve without being watched
+        logger.warning("HiSparse: nothing is counted or recorded: %s: %s", type(error).__name__, error)
+        _wanted.clear()
+
+
+def _attach(coordinator: Any, wanted: config.Observation) -> None:
     if wanted.counts:
         from . import counters
 

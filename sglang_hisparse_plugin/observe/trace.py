@@ -18,7 +18,7 @@ from typing import IO, Any
 import torch
 from torch import Tensor
 
-from .. import config
+from .. import config, upstream
 from .counters import POLL, layer_of
 from .tracefile import HEAD, REQUEST, header
 
@@ -192,7 +192,7 @@ def attach(coordinator: Any, wanted: config.Observation) -> None:
     except OSError as error:
         logger.warning("HiSparse trace: no trace can be recorded: %s", error)
         return
-    _rings.append((ring, Recorder(ring, folder, lru.size(2), coordinator.item_size_bytes, number)))
+    _rings.append((ring, Recorder(ring, folder, lru.size(2), upstream.row_bytes(coordinator), number)))
 
 
 def recorder() -> Recorder | None:

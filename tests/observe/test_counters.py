@@ -84,6 +84,13 @@ def test_nothing_exists_when_nothing_is_asked_for() -> None:
     assert len(list(prometheus_client.REGISTRY.collect())) == registered
 
 
+def test_a_coordinator_of_another_make_is_not_watched(caplog: pytest.LogCaptureFixture) -> None:
+    start.prepare(SimpleNamespace(enable_metrics=True))
+    start.attach(SimpleNamespace())
+    assert "nothing is counted or recorded: AttributeError" in caplog.text
+    assert start.counters_for({"lru_slots": slots()[0]}) is None
+
+
 def exported(earlier: Sample, *samples: Sample) -> dict[str, float]:
     registry = prometheus_client.CollectorRegistry()
     exporter = Exporter(LABELS, {"swap-in": "applied"}, registry)

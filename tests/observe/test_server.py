@@ -29,6 +29,8 @@ from sglang_hisparse_plugin.demo.server import Server
 from sglang_hisparse_plugin.kernels.counters import MISS_BUCKETS
 from sglang_hisparse_plugin.observe import metrics, replay, tracefile
 
+pytestmark = pytest.mark.xdist_group("observe")  # one server for all
+
 RELEASES = os.environ.get("OBSERVE_RELEASES", "0.5.12").split(",")
 SCALE = setup.CPU
 LAYERS, HOT, TOP_K = SCALE.dims.layers, SCALE.hot_buffer, SCALE.dims.index_topk
