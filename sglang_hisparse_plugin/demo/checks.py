@@ -183,7 +183,7 @@ def _plugin_active(launcher: Launcher, report: Report, server: Server) -> None:
 
     Where the source calls for nothing, every overlay must have been skipped, and the detail says so.
     """
-    plan, log = _plan(launcher), server.log_text()
+    plan, log = planned(launcher), server.log_text()
     wanted = {id for id, outcome in plan.items() if isinstance(outcome, Applied)}
     found = {
         label: set(re.findall(rf"HiSparse overlay (\S+): {label}", log)) for label in ("applied", "skipped", "refused")
@@ -238,13 +238,14 @@ def _rows_came(report: Report, counts: dict[str, int] | None) -> None:
         report.figures |= {f"swap_in_{name}": count for name, count in counts.items()}
 
 
-def _plan(launcher: Launcher) -> engine.Plan:
+def planned(launcher: Launcher) -> engine.Plan:
+    """What the plugin does with this SGLang, by overlay."""
     return engine.plan(OVERLAYS, installation.find(launcher.target.root).tree, frozenset())
 
 
 def called_for(launcher: Launcher, report: Report, overlay: str, name: str) -> bool:
     """Whether the source has the defect that `overlay` repairs; if not, the report says what is so instead."""
-    outcome = _plan(launcher).get(overlay)
+    outcome = planned(launcher).get(overlay)
     if isinstance(outcome, Applied):
         return True
     if isinstance(outcome, Skipped):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ..patching.outcome import Refused
 from . import checks, walks
 from .checks import Report
 from .model import Draft
@@ -23,7 +24,10 @@ def run(launcher: Launcher, quick: bool = False) -> Report:
     """
     report = Report(launcher.target.name)
     parts: list[checks.Part] = [("drafts half wrong", lambda: _half_wrong(launcher, report))]
-    if not quick:
+    if isinstance(refused := checks.planned(launcher).get(OVERLAY), Refused):
+        report.add("HiSparse serves speculative decoding", False, f"refused: {refused.evidence}. {refused.reason}")
+        parts = [(WITHOUT, lambda: _long_walks(launcher, report, WITHOUT, Draft.RIGHT))]
+    elif not quick:
         parts += [
             (WITHOUT, lambda: _long_walks(launcher, report, WITHOUT, Draft.RIGHT)),
             (WITH, lambda: _long_walks(launcher, report, WITH, Draft.RIGHT)),

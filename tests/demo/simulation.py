@@ -34,25 +34,47 @@ class Result:
 def forward(weights: dict[str, Tensor], dims: Dims, tokens: list[int], broken: tuple[int, int] | None = None) -> Result:
     """`broken`: (layer, position) of a row of the KV cache that reads as zeros."""
     hidden = weights["model.embed_tokens.weight"][tokens].float()
-    chosen, scores, attended = [], [], []
+    result = Result(torch.empty(0), [], [], [])
     for layer in range(dims.layers):
-        w = {
-            name.removeprefix(f"model.layers.{layer}.self_attn."): tensor.float()
-            for name, tensor in weights.items()
-            if name.startswith(f"model.layers.{layer}.self_attn.")
-        }
-        x = _bf16(_rms(hidden, weights[f"model.layers.{layer}.input_layernorm.weight"]))
-        q_lora = _bf16(_rms(_bf16(x @ w["q_a_proj.weight"].T), w["q_a_layernorm.weight"]))
-        score = _index_scores(w, dims, x, q_lora)
-        mask, best = _select(score, dims.index_topk)
         row = broken[1] if broken and broken[0] == layer else None
-        output, weight = _attention(w, dims, x, q_lora, mask=mask, broken=row)
-        hidden = _bf16(hidden + output)
-        chosen.append(best)
-        scores.append(score[-1])
-        attended.append(weight)
-    last = _bf16(_rms(hidden[-1:], weights["model.norm.weight"]))
-    return Result(_bf16(last @ weights["lm_head.weight"].float().T)[0], chosen, scores, attended)
+        hidden = _layer(weights, dims, layer, hidden, broken=row, result=result)
+    result.logits = _logits(weights, hidden, "model.norm.weight")
+    return result
+
+
+def draft(weights: dict[str, Tensor], dims: Dims, tokens: list[int]) -> int:
+    """What the next-token layer proposes after `tokens`, whatever the hidden states are: here noise."""
+    layer = f"model.layers.{dims.layers}"
+    embedded = weights["model.embed_tokens.weight"][tokens].float()
+    halves = [_rms(embedded, weights[f"{layer}.enorm.weight"]), torch.randn_like(embedded)]
+    hidden = _bf16(torch.cat(list(map(_bf16, halves)), dim=1) @ weights[f"{layer}.eh_proj.weight"].float().T)
+    unread = Result(torch.empty(0), [], [], [])
+    hidden = _layer(weights, dims, dims.layers, hidden, broken=None, result=unread)
+    return int(_logits(weights, hidden, f"{layer}.shared_head.norm.weight").argmax())
+
+
+def _layer(
+    weights: dict[str, Tensor], dims: Dims, layer: int, hidden: Tensor, *, broken: int | None, result: Result
+) -> Tensor:
+    w = {
+        name.removeprefix(f"model.layers.{layer}.self_attn."): tensor.float()
+        for name, tensor in weights.items()
+        if name.startswith(f"model.layers.{layer}.self_attn.")
+    }
+    x = _bf16(_rms(hidden, weights[f"model.layers.{layer}.input_layernorm.weight"]))
+    q_lora = _bf16(_rms(_bf16(x @ w["q_a_proj.weight"].T), w["q_a_layernorm.weight"]))
+    score = _index_scores(w, dims, x, q_lora)
+    mask, best = _select(score, dims.index_topk)
+    output, weight = _attention(w, dims, x, q_lora, mask=mask, broken=broken)
+    result.chosen.append(best)
+    result.scores.append(score[-1])
+    result.weights.append(weight)
+    return _bf16(hidden + output)
+
+
+def _logits(weights: dict[str, Tensor], hidden: Tensor, norm: str) -> Tensor:
+    last = _bf16(_rms(hidden[-1:], weights[norm]))
+    return _bf16(last @ weights["lm_head.weight"].float().T)[0]
 
 
 def _index_scores(w: dict[str, Tensor], dims: Dims, x: Tensor, q_lora: Tensor) -> Tensor:

@@ -92,7 +92,7 @@ class Dead(FakeServer):
 
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch) -> Callable[..., checks.Report]:
-    monkeypatch.setattr(checks, "_plan", lambda launcher: PLAN)
+    monkeypatch.setattr(checks, "planned", lambda launcher: PLAN)
     monkeypatch.setattr(checks, "IDLE_PATIENCE", 0)
     return lambda kind=FakeServer, off=Dead: checks.run(FakeLauncher(kind, off))  # type: ignore[arg-type]
 
@@ -212,7 +212,7 @@ def test_a_plan_that_wants_nothing_because_it_is_refused_or_empty(
         ({"slot-count": Skipped("b")}, "not in the log: slot-count"),
     ]
     for plan, said in plans:
-        monkeypatch.setattr(checks, "_plan", lambda launcher, plan=plan: plan)
+        monkeypatch.setattr(checks, "planned", lambda launcher, plan=plan: plan)
         check = active(run(Nothing))
         assert check.passed is False
         assert said in check.detail
@@ -224,7 +224,7 @@ def test_a_plan_that_wants_nothing_because_everything_is_fixed(
     class Fixed(FakeServer):
         log = LOG.replace("applied: a", "skipped: a")
 
-    monkeypatch.setattr(checks, "_plan", lambda launcher: dict.fromkeys(PLAN, Skipped("fixed upstream")))
+    monkeypatch.setattr(checks, "planned", lambda launcher: dict.fromkeys(PLAN, Skipped("fixed upstream")))
     report = run(Fixed)
     assert report.passed
     assert active(report).detail.startswith("nothing to repair")
@@ -232,7 +232,7 @@ def test_a_plan_that_wants_nothing_because_everything_is_fixed(
 
 def test_a_control_says_why_it_is_not_made(run: Callable[..., checks.Report], monkeypatch: pytest.MonkeyPatch) -> None:
     plan = {"retract-order": Refused("Without it x is lost", "expected y; found z"), "swap-in": Skipped("c")}
-    monkeypatch.setattr(checks, "_plan", lambda launcher: plan)
+    monkeypatch.setattr(checks, "planned", lambda launcher: plan)
     refused, unknown = run().checks[-2:]
     assert (refused.passed, unknown.passed) == (False, False)
     assert "retract-order is refused: expected y; found z. Without it x is lost" in refused.detail

@@ -10,10 +10,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from simulation import forward
+from simulation import draft, forward
 
 from sglang_hisparse_plugin.demo import model
-from sglang_hisparse_plugin.demo.model import FIRST_LAP, HOME, LATER_LAP, PROMPT, STAGES, WIDTH, Edge
+from sglang_hisparse_plugin.demo.model import FIRST_LAP, HOME, LATER_LAP, PROMPT, STAGES, WIDTH, Draft, Edge
 
 # Heads do the same; a few tell what all would.
 DEVICES = {
@@ -121,3 +121,30 @@ def test_one_broken_row_breaks_the_step_that_needs_it(
         other = forward(weights[device], dims, tokens + right[:step], broken=(layer, needed - 1))
         assert broken.logits.argmax() != right[step]
         assert other.logits.argmax() == right[step]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("kind", Draft)
+def test_the_next_token_layer_proposes_what_follows_or_is_wrong_on_purpose(device: str, kind: Draft) -> None:
+    dims, length = DEVICES[device]
+    weights = model.tensors(dims, kind)
+    tokens = model.prompt(length, seed=9)
+    right = model.walk(tokens, STAGES + 4)
+    for step in (1, 2, STAGES, STAGES + 2):
+        proposed = draft(weights, dims, tokens[1:] + right[:step])
+        _, low = model.content_digits()[Edge.of(right[step]).content]
+        assert (proposed == right[step]) == (low >= kind.value)
+
+
+def test_a_wrong_draft_layer_is_all_that_differs() -> None:
+    dims, _ = DEVICES["cpu"]
+    one, other = model.tensors(dims), model.tensors(dims, Draft.WRONG)
+    differ = [name for name, tensor in one.items() if not torch.equal(tensor, other[name])]
+    assert differ == [f"model.layers.{dims.layers}.self_attn.o_proj.weight"]
+
+
+def test_layers_behind_the_second_change_no_answer() -> None:
+    dims, length = DEVICES["cpu"]
+    deep = dataclasses.replace(dims, layers=4)
+    tokens = model.prompt(length, seed=10)
+    assert forward(model.tensors(deep), deep, tokens).logits.argmax() == model.walk(tokens, 1)[0]
