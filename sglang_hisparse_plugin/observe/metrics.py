@@ -49,7 +49,7 @@ RETRACTIONS = Metric(
 REFUSED = Metric(
     "refused_admissions", "counter", "requests", "Requests refused with an error reply before they ran.", ("reason",)
 )
-ABORTS = Metric("aborts", "counter", "requests", "Requests that ended by an abort after admission.", ("reason",))
+ABORTS = Metric("aborts", "counter", "requests", "Requests aborted, in the waiting queue or later.", ("reason",))
 OVERLAY = Metric("overlay_info", "gauge", "1", "What became of an overlay of the plugin.", ("overlay", "outcome"))
 
 METRICS = (
