@@ -130,13 +130,13 @@ def draft_v1(original: Any, worker: Any, batch: Any) -> Any:
         return original(worker, batch)
 
 
-def verify_v1(original: Any, worker: Any, batch: Any) -> Any:
+def verify_v1(original: Any, worker: Any, batch: Any, *drafts: Any) -> Any:
     """Spec v1 takes slots for the draft tokens, and gives back what was rejected."""
     if (rows := _rows(batch.hisparse_coordinator)) and not batch.forward_mode.is_idle():
         for req, length in zip(batch.reqs, batch.seq_lens_cpu.tolist(), strict=True):
             rows.reserve(upstream.slot(req), length + rows.steps)
     with _logical(batch.hisparse_coordinator, worker, batch.tree_cache):
-        return original(worker, batch)
+        return original(worker, batch, *drafts)
 
 
 def forward_batch_generation(original: Any, worker: Any, *args: Any, **kwargs: Any) -> Any:
