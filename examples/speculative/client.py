@@ -106,6 +106,8 @@ def _stream(url: str, prompt: list[int], steps: int) -> Stream:
                 raise OSError(f"{url}: {piece['error']}")
             tokens = _grown(tokens, piece["output_ids"], piece["meta_info"]["completion_tokens"])
             arrivals.append((time.monotonic(), len(tokens)))
+    if len(tokens) < steps:
+        raise OSError(f"{url}: the answer ended after {len(tokens)} of {steps} tokens; the server's log says why")
     return Stream(tokens, arrivals, int(piece["meta_info"].get("spec_verify_ct", 0)))
 
 

@@ -8,11 +8,13 @@ mode=${1:?$usage} model=${2:?$usage}
 shift 2
 draft_tokens=${DRAFT_TOKENS:-3} top_k=${TOP_K:-2048}
 
+# the hot buffer holds all that the tokens of a verification can select, in whole pages
+hot_buffer=$(((draft_tokens * top_k + 63) / 64 * 64))
+
 flags=(--model-path "$model" --port "${PORT:-30000}" --page-size 64 --disable-radix-cache --enable-metrics)
 hisparse=(
   --enable-hisparse
-  # the hot buffer holds all that the tokens of a verification can select
-  --hisparse-config "{\"top_k\": $top_k, \"device_buffer_size\": $((draft_tokens * top_k)), \"host_to_device_ratio\": 2}"
+  --hisparse-config "{\"top_k\": $top_k, \"device_buffer_size\": $hot_buffer, \"host_to_device_ratio\": 2}"
 )
 speculative=(
   --speculative-algorithm EAGLE --speculative-eagle-topk 1

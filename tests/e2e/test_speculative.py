@@ -1,0 +1,97 @@
+"""Speculative decoding as a user runs it: `demo --speculative` and the examples, with real servers on this CPU."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from test_demo import WITH_HISPARSE, demo
+
+from sglang_hisparse_plugin.demo import cpu, model, releases, setup
+from sglang_hisparse_plugin.demo.server import Server
+
+EXAMPLES = Path(__file__).parents[2] / "examples" / "speculative"
+HALF = "with HiSparse, drafts half wrong: some are accepted, some are not"
+
+
+@pytest.mark.parametrize(
+    ("release", "variant"),
+    [
+        ("0.5.10.post1", ["--no-overlap"]),
+        ("0.5.12", ["--draft-tokens", "4"]),
+        ("0.5.15", ["--draft-tokens", "2"]),
+    ],
+)
+def test_half_the_drafts_are_wrong_and_every_walk_is_exact(release: str, variant: list[str], tmp_path: Path) -> None:
+    done = demo("--json", "--release", release, "--speculative", "--quick", *variant, "--work-dir", str(tmp_path))
+    assert done.stdout, done.stderr
+    report = json.loads(done.stdout)["releases"][0]
+    outcomes = {check["name"]: check["passed"] for check in report["checks"]}
+    names = [*(name for name in WITH_HISPARSE if name != "walks are exact without HiSparse"), HALF]
+    expected = dict.fromkeys(names, True) | {"the plugin's swap-in kernel did the work": None}
+    assert outcomes == expected, json.dumps(report["checks"], indent=1)
+    assert done.returncode == 0
+
+
+def example(name: str, *arguments: str, cwd: Path) -> str:
+    command = [sys.executable, str(EXAMPLES / name), *arguments]
+    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=600, cwd=cwd)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_serve_and_client(tmp_path: Path) -> None:
+    """`serve.sh both`, with the flags that a CPU needs behind the model, and `client.py` twice on it."""
+    root = releases.fetch("0.5.12")
+    weights = model.write(tmp_path / "model", model.CPU)
+    launcher = setup.Launcher(setup.Target("0.5.12", root), setup.CPU, weights, tmp_path, print)
+    flags = launcher._command(hisparse=False)[4:]
+    env = cpu.environment(root) | {"PYTHON": sys.executable, "TOP_K": str(model.CPU.index_topk)}
+    command = ["bash", str(EXAMPLES / "serve.sh"), "both", str(weights), *flags]
+    with Server(command, env, tmp_path / "log", patience=240, progress=lambda text: None) as server:
+        load = ["--concurrency", "1", "--context", "300", "--steps", "60", "--rows", "rows.json"]
+        url = f"http://127.0.0.1:{server.port}"
+        example("client.py", f"first={url}", *load, cwd=tmp_path)
+        shown = example("client.py", f"second={url}", *load, cwd=tmp_path)
+        assert server.alive
+    rows = json.loads((tmp_path / "rows.json").read_text())
+    assert [row["mode"] for row in rows] == ["first", "second"]
+    assert all(name in shown for name in ("first", "second"))
+    for row in rows:
+        assert 1 <= row["acceptance"] <= 3
+        assert 0 < row["hit_rate"] <= 1
+
+
+def test_table(tmp_path: Path) -> None:
+    """One row for each mode, and every token of it right."""
+    load = ["--modes", "speculative", "both", "--kernels", "ours", "--concurrency", "2", "--steps", "40"]
+    example("table.py", "--device", "cpu", "--release", "0.5.12", *load, "--json", "rows.json", cwd=tmp_path)
+    record = json.loads((tmp_path / "rows.json").read_text())
+    assert record["failures"] == []
+    assert [(row["mode"], row["kernel"]) for row in record["rows"]] == [("speculative", None), ("both", "ours")]
+    fields = {"release", "mode", "kernel", "concurrency", "context", "tokens_per_s", "ms_per_token"}
+    fields |= {"hit_rate", "acceptance", "device", "commit"}
+    assert set(record["rows"][1]) == fields
+    assert all(row["acceptance"] > 2.7 for row in record["rows"])
+    assert record["rows"][0]["hit_rate"] is None
+    assert record["rows"][1]["hit_rate"] > 0
+
+
+def test_serve_says_how_it_is_used() -> None:
+    done = subprocess.run(
+        ["bash", EXAMPLES / "serve.sh", "neither", "model"], check=False, capture_output=True, text=True
+    )
+    assert done.returncode == 2
+    assert "plain|hisparse|speculative|both" in done.stderr
+
+
+def test_a_client_without_a_server_says_so(tmp_path: Path) -> None:
+    command = [sys.executable, EXAMPLES / "client.py", "plain=http://127.0.0.1:9"]
+    done = subprocess.run(command, check=False, capture_output=True, text=True, env=os.environ)
+    assert done.returncode == 1
+    assert "plain: " in done.stderr
+    assert "Traceback" not in done.stderr
