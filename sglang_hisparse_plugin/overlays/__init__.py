@@ -17,6 +17,7 @@ from . import (
     retract_order,
     slot_count,
     speculative,
+    speculative_guard,
     swap_in,
 )
 
@@ -36,4 +37,5 @@ OVERLAYS: tuple[Overlay, ...] = (
     swap_in.OVERLAY,
     observe.OVERLAY,
     speculative.OVERLAY,
+    speculative_guard.OVERLAY,
 )

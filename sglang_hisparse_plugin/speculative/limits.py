@@ -30,6 +30,13 @@ ARGUMENTS = {
 #: SGLang's switches of the indexer's fused top-k, by release. Off, positions are translated where rows are at hand.
 FUSED_TOP_K = ("SGLANG_NSA_FUSE_TOPK", "SGLANG_DSA_FUSE_TOPK")
 
+#: Where nothing serves both.
+NOT_HERE = (
+    "HiSparse with speculative decoding: this SGLang cannot serve it, for draft tokens would be verified against the "
+    "wrong rows, and the plugin does not reach it. Install 0.5.12 to 0.5.15, where the plugin serves it, or 0.5.22 or "
+    "later, which can by itself; or leave out --speculative-algorithm or --enable-hisparse"
+)
+
 SWAP_IN = "swap-in"  #: the overlay whose kernel is needed
 
 

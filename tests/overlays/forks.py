@@ -38,8 +38,36 @@ ABORT = "Scheduler.process_pending_chunked_abort"
 PAUSE = "Scheduler.pause_generation"
 RETRACT = "HiSparseCoordinator.retract_req"
 ADMIT = "HiSparseCoordinator.admit_request_direct"
+SPEC, GUARD = "0.5.15", "0.5.20"
+BATCH_WORKER = "sglang.srt.managers.tp_worker"
+ATTENTION = "sglang.srt.layers.attention.dsa_backend"
+EXTEND, INDEXER = "DeepseekSparseAttnBackend.forward_extend", "DeepseekSparseAttnBackend.get_indexer_metadata"
+TRANSLATE = "translate_loc_to_hisparse_device"
+INIT, COLLECT = "HiSparseCoordinator.__init__", "HiSparseCoordinator.collect_ready_reqs"
+EAGLE, VERIFY = "sglang.srt.speculative.eagle_worker", "EAGLEWorker.verify"
+START = "Scheduler.__init__"
+POOLS, BUILD = "sglang.srt.mem_cache.kv_cache_configurator", "KVCacheConfigurator._init_pools"
 FREE = "release_kv_cache("
 RETURN = "            return\n        "
+
+WORKER = "TpModelWorker.forward_batch_generation"
+SPECULATIVE = (
+    Fork("speculative", "another parameter", SPEC, BATCH_WORKER, WORKER, "is_verify", "verifies", "verifies"),
+    Fork(
+        "speculative", "another holder", SPEC, ATTENTION, EXTEND, "self.hisparse_co", "self.sparse_co", "self.sparse_co"
+    ),
+    Fork("speculative", "translates elsewhere", SPEC, ATTENTION, EXTEND, TRANSLATE, "translate", "0, if"),
+    Fork(
+        "speculative", "always fused", SPEC, ATTENTION, INDEXER, "force_unfused_topk=force", "fused=not force", "fused"
+    ),
+    Fork("speculative", "another table", SPEC, COORDINATOR, INIT, "self.lru_slots", "self.lru", "no lru_slots"),
+    Fork(
+        "speculative", "renamed", SPEC, COORDINATOR, COLLECT, "def collect_ready", "def collect", "collect_ready_reqs"
+    ),
+    Fork("speculative", "another argument", OLD, EAGLE, VERIFY, "batch: Sch", "work: Sch", "work"),
+    Fork("speculative-guard", "another argument", GUARD, SCHEDULER, START, "server_args: S", "args: S", "server_args"),
+    Fork("speculative-guard", "pools elsewhere", GUARD, POOLS, BUILD, "def _init_pools", "def _build", "_init_pools"),
+)
 
 FORKS = (
     Fork("retract-order", "frees elsewhere", OLD, BATCH, METHOD, "release_kv_cache(", "give_up(", "release_kv_cache"),
@@ -328,6 +356,7 @@ FORKS = (
         FREE,
         f"self.tell(req)\n        {FREE}",
     ),
+    *SPECULATIVE,
 )
 
 #: Put at the end of a module, each makes of a method something that its class does not show.

@@ -19,4 +19,6 @@ VERDICTS = {
     "idle-staging     ": "- D D F F F F F F",
     "swap-in          ": "- D D D D D D D D",
     "observe          ": "- D D D D D D D D",
+    "speculative      ": "- D D D D D - - F",
+    "speculative-guard": "- - - - - - D D F",
 }
