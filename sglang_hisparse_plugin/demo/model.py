@@ -150,7 +150,7 @@ class Draft(Enum):
 CODE = 64  #: length of an address code, entries +-1 that sum to zero
 OVERLAP = 28  #: the largest dot product of two different codes (CODE with itself)
 SHARPNESS = 8.0  #: of attention: exp(-SHARPNESS * (CODE - OVERLAP) * softmax scale) is what a wrong row weighs
-EXPERTS = 8  #: of the next-token layer, all zero
+EXPERTS = 16  #: of the next-token layer, all zero
 DIGIT = 8.0  #: of a one-hot entry, so that it weighs in RMS norms as much as a code
 
 # Subspaces of a KV cache row and of the hidden state, as slices.
@@ -344,7 +344,7 @@ def config(dims: Dims) -> dict[str, Any]:
         "n_shared_experts": 1,
         "norm_topk_prob": True,
         "num_attention_heads": dims.heads,
-        "num_experts_per_tok": 2,
+        "num_experts_per_tok": 4,
         "num_hidden_layers": dims.layers,
         "num_key_value_heads": dims.heads,
         "num_nextn_predict_layers": 1,

@@ -191,6 +191,8 @@ class Launcher:
         tokens = self.variant.draft_tokens
         flags = ["--speculative-algorithm=EAGLE", "--speculative-eagle-topk=1"]
         flags += [f"--speculative-num-steps={tokens - 1}", f"--speculative-num-draft-tokens={tokens}"]
+        if self.scale.device == "cuda":
+            flags.append("--moe-runner-backend=triton")  # of the next-token layer; others do not take so small a one
         chosen = re.search(r"def _config_draft_model\(.*?(?=\n    def )", self._source("configs/model_config.py"), re.S)
         if chosen and "DeepseekV32ForCausalLM" not in chosen[0]:  # until 0.5.11 it finds V3.2's next-token layer so
             flags.append('--json-model-override-args={"architectures": ["DeepseekV3ForCausalLM"]}')
