@@ -97,7 +97,7 @@ def _measure(options: argparse.Namespace, engine: Engine | None) -> int:
     report = {
         "plugin": __version__,
         **machine,
-        "counting_cost_percent": round(bench.counting_cost_percent(results, OURS, COUNTING), 3),
+        "counting_cost_percent": bench.counting_cost_percent(results, OURS, COUNTING),
         "cells": [bench.as_row(result, machine) for result in results],
     }
     if options.json:
@@ -114,7 +114,8 @@ def _print(console: Console, report: dict[str, Any], kernels: list[str]) -> None
         highlight=False,
         soft_wrap=True,
     )
-    console.print(f"Counters on cost {report['counting_cost_percent']:+.2f}% of a call (median of all cells)")
+    costs = ", ".join(f"{cost:+.2f}% of {kind}" for kind, cost in report["counting_cost_percent"].items())
+    console.print(f"Counters on cost {costs} (medians)")
     others = [name for name in kernels if name not in (OURS, COUNTING)]
     table = Table("batch", "misses", "row B", "hot", f"{OURS} us", "spread", "GB/s", "% link", "/ bound", box=None)
     for name in others:

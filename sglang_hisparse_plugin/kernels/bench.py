@@ -188,9 +188,13 @@ def counting(kernel: SwapIn, device: torch.device) -> SwapIn:
     return lambda **call: kernel(counters=counters, **call)
 
 
-def counting_cost_percent(results: Sequence[Result], plain: str, counting: str) -> float:
-    """What counting adds to a call, in percent: the median over the cells."""
-    return statistics.median(100 * (r.median[counting] / r.median[plain] - 1) for r in results)
+def counting_cost_percent(results: Sequence[Result], plain: str, counting: str) -> dict[str, float]:
+    """What counting adds to calls that miss and to calls that do not, in percent: medians over the cells."""
+    costs: dict[str, list[float]] = {}
+    for result in results:
+        kind = "calls that miss" if result.cell.misses else "calls that miss nothing"
+        costs.setdefault(kind, []).append(100 * (result.median[counting] / result.median[plain] - 1))
+    return {kind: round(statistics.median(percent), 2) for kind, percent in costs.items()}
 
 
 def installed_kernel() -> dict[str, SwapIn]:

@@ -160,8 +160,8 @@ def read_engine(file: Path) -> Engine:
 
 
 def spell(ratio: float) -> str:
-    """Two places, but never 1.00 for what is less."""
-    return f"{ratio:.3f}" if 0.995 <= ratio < 1 else f"{ratio:.2f}"
+    """Two places; three, and never 1.000, for what is hardly less than 1."""
+    return f"{min(ratio, 0.999):.3f}" if 0.995 <= ratio < 1 else f"{ratio:.2f}"
 
 
 def _check_cell(cell: Mapping[str, Any], kernels: list[str]) -> None:
