@@ -255,6 +255,12 @@ def draft_tokens() -> int:
     return int(arguments.speculative_num_draft_tokens or 0) if arguments.speculative_algorithm else 0
 
 
+def finds_next_token_layer(architecture: str) -> bool:
+    """Whether SGLang takes a model's own layer for its drafts; DeepSeek-V3.2's from 0.5.12."""
+    config = sys.modules["sglang.srt.configs.model_config"].ModelConfig
+    return architecture in inspect.getsource(config._config_draft_model)
+
+
 def layer_and_batch(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
     """The layer and the forward batch of an attention backend's call: the fourth and fifth argument after `self`."""
     given = dict(zip(("q", "k", "v", "layer", "forward_batch"), args, strict=False)) | kwargs

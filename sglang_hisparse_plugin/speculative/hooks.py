@@ -18,6 +18,7 @@ def initialize(original: Any, runner: Any, *args: Any, **kwargs: Any) -> Any:
         from . import limits
 
         limits.check_arguments(runner.server_args)
+        limits.check_model(runner)
         if runner.is_draft_worker:
             runner.enable_hisparse = False
     return original(runner, *args, **kwargs)

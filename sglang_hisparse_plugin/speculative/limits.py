@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
-from .. import config
+from .. import config, upstream
 
 
 class Unsupported(ValueError):
@@ -37,6 +37,7 @@ NOT_HERE = (
     "later, which can by itself; or leave out --speculative-algorithm or --enable-hisparse"
 )
 
+V32 = "DeepseekV32ForCausalLM"  #: DeepSeek-V3.2
 SWAP_IN = "swap-in"  #: the overlay whose kernel is needed
 
 
@@ -55,6 +56,22 @@ def _arguments(server_args: Any) -> Iterator[str]:
     for name in FUSED_TOP_K:
         if os.environ.get(name, "1").lower() in {"0", "false", "no"}:
             yield f"{name} is off: unset it"
+
+
+def check_model(runner: Any) -> None:
+    """Raise :class:`Unsupported` for a model whose next-token layer this SGLang would not find."""
+    _raise(_model(runner))
+
+
+def _model(runner: Any) -> Iterator[str]:
+    drafts = runner.server_args.speculative_draft_model_path
+    if drafts not in {None, runner.server_args.model_path}:
+        return
+    if V32 in runner.model_config.hf_config.architectures and not upstream.finds_next_token_layer(V32):
+        yield (
+            f"this SGLang does not find the next-token layer of {V32}: install 0.5.12 or later, or add "
+            """--json-model-override-args '{"architectures": ["DeepseekV3ForCausalLM"]}'"""
+        )
 
 
 def check_pools(coordinator: Any, steps: int) -> None:
