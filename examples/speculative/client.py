@@ -67,9 +67,9 @@ def measure(url: str, mode: str, prompts: list[list[int]], steps: int) -> tuple[
         streams = list(pool.map(lambda prompt: _stream(url, prompt, steps), prompts))
     begin = max(stream.arrivals[0][0] for stream in streams)
     end = min(stream.arrivals[-1][0] for stream in streams)
-    tokens = sum(_tokens_at(stream, end) - _tokens_at(stream, begin) for stream in streams)
-    if end <= begin or tokens <= 0:
+    if end <= begin:
         raise ValueError(f"{steps} tokens are too few for {len(prompts)} requests to decode at the same time")
+    tokens = sum(_tokens_at(stream, end) - _tokens_at(stream, begin) for stream in streams)
     rate = tokens / (end - begin)
     verifications = sum(stream.verifications for stream in streams)
     accepted = sum(len(stream.tokens) - 1 for stream in streams) / verifications if verifications else None
