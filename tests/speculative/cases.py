@@ -1,0 +1,189 @@
+"""What is done with draft tokens: a list of operations, made from a seed, or one in particular.
+
+A list that goes wrong is made shorter while it still does. An operation has a seed of its own, so that what remains
+does what it did.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+from lifecycle.process import _forked
+from lifecycle.server import SLOTS
+
+from .rig import HOT_BUFFER, TOP_K, Rig
+
+Operation = tuple[str, int]
+STEPS_PER_CASE, SEEDS = 250, 2
+LEAVING = ("finish", "retract")
+
+
+def operations(seed: int, count: int = STEPS_PER_CASE) -> list[Operation]:
+    """Mostly verifications; now and then a request comes or goes, before, after or in the middle of one."""
+    chance = random.Random(seed)
+    kinds = ["step"] * 40 + ["padded"] * 4 + ["admit"] * 5 + ["audit"] * 2
+    kinds += ["finish", "retract", "finish in a step", "retract in a step"]
+    return [(chance.choice(kinds), chance.randrange(1 << 30)) for _ in range(count)]
+
+
+def perform(rig: Rig, todo: list[Operation]) -> int:
+    """Do them, up to the first that goes wrong; how many were done."""
+    for done, (kind, seed) in enumerate(todo):
+        _perform(rig, kind, random.Random(seed))
+        if rig.found:
+            return done + 1
+    rig.end()
+    return len(todo)
+
+
+def _perform(rig: Rig, kind: str, chance: random.Random) -> None:
+    if kind == "admit" or not rig.requests:
+        if len(rig.requests) < SLOTS:
+            rig.admit(prompt(chance))
+        return
+    longest = max(request.length for request in rig.requests)
+    if longest > 480:
+        rig.finish(next(request for request in rig.requests if request.length == longest))
+    elif kind == "audit":
+        rig.audit()
+    elif kind in LEAVING:
+        getattr(rig, kind)(chance.choice(rig.requests))
+    else:
+        leave = kind.partition(" ")[0] if kind.endswith("in a step") else ""
+        rig.step(chance, leave, padding=min(2, SLOTS - len(rig.requests)) if kind == "padded" else 0)
+
+
+def prompt(chance: random.Random) -> int:
+    """Shorter than the hot buffer, about as long, or longer."""
+    return chance.choice((chance.randint(1, HOT_BUFFER - 8), chance.randint(HOT_BUFFER - 7, HOT_BUFFER + 3), 400))
+
+
+def random_case(steps: int, seed: int) -> Callable[[object], dict[str, object]]:
+    def case(scheduler: object) -> dict[str, object]:
+        todo = operations(seed)
+        rig, done = _play(scheduler, steps, todo)
+        if rig.found:
+            todo = _shortest(scheduler, steps, todo[:done])
+        found = [*rig.findings(), f"after {todo}"] if rig.found else []
+        return {"found": found, "answered": rig.answered, "boundary": rig.boundary, "written": rig.written}
+
+    return case
+
+
+def _play(scheduler: object, steps: int, todo: list[Operation]) -> tuple[Rig, int]:
+    rig = Rig(scheduler, steps)
+    return rig, perform(rig, todo)
+
+
+def _shortest(scheduler: object, steps: int, todo: list[Operation]) -> list[Operation]:
+    """Leave operations out while something still goes wrong. The scheduler has been used: only forks of it run."""
+    size = len(todo) // 2
+    while size:
+        for start in range(0, len(todo), size):
+            fewer = todo[:start] + todo[start + size :]
+            if _forked(lambda fewer=fewer: bool(_play(scheduler, steps, fewer)[0].found)):
+                todo = fewer
+                break
+        else:
+            size //= 2
+    return todo
+
+
+def one_by_one(scheduler: object) -> dict[str, object]:
+    """Prompts of every length about the hot buffer's, each taken past its end."""
+    rig = Rig(scheduler, 3)
+    for length in range(HOT_BUFFER - 6, HOT_BUFFER + 4):
+        rig.admit(length)
+        for seed in range(8):
+            rig.step(random.Random(seed))
+        rig.finish(rig.requests[0])
+        rig.audit()
+    rig.end()
+    return {"found": [*rig.findings()], "answered": rig.answered, "boundary": rig.boundary, "written": rig.written}
+
+
+def full(scheduler: object) -> dict[str, object]:
+    """As many requests as there are slots, each as long as two buffers, until all have left."""
+    rig = Rig(scheduler, 4)
+    for _ in range(SLOTS):
+        rig.admit(2 * HOT_BUFFER)
+    for seed in range(12):
+        rig.step(random.Random(seed))
+    rig.audit()
+    for leave in ("finish", "retract", "finish", "retract"):
+        rig.step(random.Random(1), leave)
+        rig.audit()
+    for _ in range(2):
+        rig.admit(0)
+        rig.step(random.Random(2))
+    rig.end()
+    return {"found": [*rig.findings()], "answered": rig.answered, "boundary": rig.boundary, "written": rig.written}
+
+
+def addresses(scheduler: object) -> dict[str, object]:
+    """What a CUDA graph would capture: the tensors of the op's calls, before and after `bind`, step by step."""
+    from sglang_hisparse_plugin.speculative import rows
+
+    rig, seen, op = Rig(scheduler, 3), [], rows.swap_in
+    rig.admit(2 * HOT_BUFFER)
+    own = ("req_pool_indices", "tail_start", "top_k_tokens", "counters")  # the graph's own inputs, and a list
+
+    def looked_at(**call: object) -> None:
+        seen.append({name: value.data_ptr() for name, value in call.items() if hasattr(value, "data_ptr")})
+        op(**call)
+
+    rows.swap_in = looked_at
+    for seed in range(6):
+        rig.step(random.Random(seed))
+    per_step = len(rig.pools.layers) * rig.steps
+    kept = [{name: at for name, at in call.items() if name not in own} for call in seen]
+    same = all(kept[i] == kept[i % per_step] for i in range(len(kept)))
+    needed = {"seq_lens", "top_k_device_locs", "lru_slots", "device_buffer_tokens", "host_cache_locs", "num_real_reqs"}
+    rig.end()
+    found = [*rig.findings()]
+    found += [] if same and len(seen) == 6 * per_step else ["a tensor has moved"]
+    found += [] if needed <= kept[0].keys() else [f"not looked at: {needed - kept[0].keys()}"]
+    return {"found": found, "answered": rig.answered}
+
+
+def host_row(scheduler: object) -> dict[str, object]:
+    """Control: one host row is wrong."""
+    return _control(scheduler, lambda rig: rig.corrupt_host_row(rig.requests[0], 5))
+
+
+def no_settle(scheduler: object) -> dict[str, object]:
+    """Control: one verification's rows are not put in their places."""
+    return _control(scheduler, lambda rig: setattr(rig, "skip_settle", True))
+
+
+def too_many(scheduler: object) -> dict[str, object]:
+    """Control: queries select more rows than the hot buffer has; the last evicts what the first was answered.
+
+    Five steps seldom select that much anew; so these are not right to begin with, and nothing else harms them.
+    """
+    return _control(scheduler, lambda rig: None, steps=HOT_BUFFER // TOP_K + 1) | {"before": []}
+
+
+def _control(scheduler: object, harm: Callable[[Rig], None], steps: int = 4) -> dict[str, object]:
+    """Five steps that are right, then harm, then what is seen of it."""
+    rig = Rig(scheduler, steps)
+    rig.admit(3 * HOT_BUFFER)
+    for seed in range(5):
+        rig.step(random.Random(seed))
+    before = [*rig.findings()]
+    harm(rig)
+    for seed in range(5, 40):
+        rig.step(random.Random(seed))
+    return {"found": [*rig.findings()], "before": before}
+
+
+CASES: dict[str, Callable[[object], dict[str, object]]] = {
+    **{f"random-{n}-drafts-{seed}": random_case(n, seed) for n in (2, 3, 4) for seed in range(SEEDS)},
+    "about-the-hot-buffer": one_by_one,
+    "full": full,
+    "addresses": addresses,
+    "control-host-row": host_row,
+    "control-no-settle": no_settle,
+    "control-too-many": too_many,
+}

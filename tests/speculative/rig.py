@@ -1,0 +1,253 @@
+"""Draft tokens on the real pools, coordinator and scheduler of a release, moved byte by byte.
+
+What a model would compute is replaced by a KV row that nobody wrote before; `Request.rows` knows which, by position.
+"""
+
+from __future__ import annotations
+
+import importlib
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+
+import torch
+from lifecycle import server
+from lifecycle.pools import PAGE, Pools, content, slot_of, some
+from sglang.srt.layers.logits_processor import LogitsProcessorOutput
+from sglang.srt.managers.schedule_batch import Req
+from sglang.srt.managers.utils import GenerationBatchResult
+
+from sglang_hisparse_plugin import upstream
+from sglang_hisparse_plugin.speculative.rows import VerifyRows
+
+TOP_K, HOT_BUFFER, OUTPUT = 16, 64, 32
+
+
+def start():
+    """A scheduler whose hot buffer is as large as what four draft tokens select."""
+    server.MODEL["index_topk"] = TOP_K
+    config = f'{{"top_k": {TOP_K}, "device_buffer_size": {HOT_BUFFER}, "host_to_device_ratio": 2}}'
+    return server.start("--disable-overlap-schedule", "--hisparse-config", config)
+
+
+@dataclass
+class Request:
+    req: Req
+    length: int
+    """Committed tokens."""
+    rows: dict[int, int] = field(default_factory=dict)
+    """Position -> number of the row that was last written for it."""
+    host: dict[int, int] = field(default_factory=dict)
+    """Position -> host slot it has had."""
+
+
+class Rig:
+    def __init__(self, scheduler, steps: int) -> None:
+        self.scheduler, self.coordinator = scheduler, scheduler.hisparse_coordinator
+        self.pools = Pools(scheduler)
+        arguments = importlib.import_module("sglang.srt.server_args").get_global_server_args()
+        arguments.speculative_algorithm, arguments.speculative_num_draft_tokens = "EAGLE", steps
+        self.rows = self.coordinator.verify_rows = VerifyRows(self.coordinator, steps)
+        self.steps = steps
+        self.requests: list[Request] = []
+        self.every: dict[str, Req] = {}
+        self.written = 0
+        self.skip_settle = False
+        """Leave the next `settle` out: a control."""
+        self.boundary = self.answered = 0
+        """Steps that crossed the hot buffer's end; rows that were looked at."""
+        self.found: list[str] = []
+
+    # --- a request's life ---
+
+    def admit(self, prompt: int) -> None:
+        """Prefill a new request, one way or the other: it may be a retracted one's turn."""
+        if not self.scheduler.waiting_queue:
+            self._submit(prompt)
+        batch = self.scheduler.get_new_batch_prefill()
+        if batch is None:
+            return
+        self.prefill(batch)
+        for req in self.coordinator.collect_ready_reqs():
+            self.requests.append(self.joining.pop(req.rid))
+
+    def prefill(self, batch) -> None:
+        """Write the prompt's rows and let SGLang process the result; its requests are staged then."""
+        slots = [slot_of(req) for req in batch.reqs]
+        lengths = [int(n) for n in batch.seq_lens]
+        self.joining = {}
+        for req, slot, length in zip(batch.reqs, slots, lengths, strict=True):
+            request = self.joining[req.rid] = Request(req, length)
+            logical = self.scheduler.req_to_token_pool.req_to_token[slot, :length].long()
+            self._write(request, range(length), self.pools.mapping[logical])
+        draft = torch.arange(len(slots))
+        batch.spec_info = SimpleNamespace(topk_p=draft, topk_index=draft, hidden_states=draft[:, None])
+        result = GenerationBatchResult(
+            logits_output=LogitsProcessorOutput(next_token_logits=None),
+            next_token_ids=torch.full((len(slots),), 7),
+            can_run_cuda_graph=False,
+        )
+        self.scheduler.process_batch_result(batch, result)
+
+    def finish(self, request: Request) -> None:
+        """As SGLang ends a request: tell the coordinator, then free its slots."""
+        self._settle_lengths(request)
+        self.coordinator.request_finished(request.req)
+        importlib.import_module("sglang.srt.mem_cache.common").release_kv_cache(request.req, self.scheduler.tree_cache)
+        self.requests.remove(request)
+
+    def retract(self, request: Request) -> None:
+        """As SGLang retracts a request, which will be prefilled anew."""
+        self._settle_lengths(request)
+        upstream.retract(self.scheduler, [request.req])
+        self.requests.remove(request)
+
+    # --- a step ---
+
+    def step(self, chance: random.Random, leave: str = "", padding: int = 0) -> None:
+        """One verification of every request.
+
+        Args:
+            leave: "finish" or "retract": what happens to the first request between its queries and their end.
+            padding: rows of the batch that belong to no request.
+        """
+        for request in self.requests:
+            self._reserve(request, request.length + self.steps)
+        batch = self._batch()
+        self.rows.bind(batch)
+        for i, request in enumerate(self.requests):
+            drafts = range(request.length, request.length + self.steps)
+            self._write(request, drafts, self.pools.mapping[batch.out_cache_loc.view(-1, self.steps)[i]])
+            self.boundary += drafts[0] <= HOT_BUFFER < drafts[-1]
+        self._attend(batch, chance, padding)
+        if leave:
+            getattr(self, leave)(self.requests[0])
+            batch = self._batch()
+        if self.requests and not self.skip_settle:
+            self.rows.settle(batch)
+        self.skip_settle = False
+        upstream.settled(self.coordinator)
+        for request in self.requests:
+            request.length += chance.randint(1, self.steps)
+            self._check_host(request)
+
+    def _reserve(self, request: Request, length: int) -> None:
+        """Logical slots as spec v2 takes them, a page at a time, and host slots as `prepare_for_decode` does."""
+        slot, table = slot_of(request.req), self.scheduler.req_to_token_pool.req_to_token
+        have = upstream.allocated_len(request.req)
+        for position in range(have, length):
+            first = position % PAGE == 0
+            table[slot, position] = self.pools.logical.alloc(PAGE)[0] if first else table[slot, position - 1] + 1
+        holder = request.req if hasattr(request.req, "kv_allocated_len") else request.req.kv
+        holder.kv_allocated_len = max(have, length)
+        self.rows.reserve(slot, holder.kv_allocated_len)
+
+    def _batch(self) -> SimpleNamespace:
+        slots = torch.tensor([slot_of(request.req) for request in self.requests], dtype=torch.int64)
+        lengths = torch.tensor([request.length for request in self.requests], dtype=torch.int64)
+        table = self.scheduler.req_to_token_pool.req_to_token
+        locs = [table[s, n : n + self.steps].long() for s, n in zip(slots.tolist(), lengths.tolist(), strict=True)]
+        return SimpleNamespace(
+            req_pool_indices=slots, seq_lens=lengths, out_cache_loc=torch.cat(locs) if locs else slots
+        )
+
+    def _write(self, request: Request, positions: range, where: torch.Tensor) -> None:
+        if not bool((where > 0).all()):
+            self.found.append("a token has no device row to be written to")
+        numbers = torch.arange(self.written, self.written + len(positions))
+        self.written += len(positions)
+        request.rows.update(zip(positions, numbers.tolist(), strict=True))
+        for layer, rows in enumerate(self.pools.device_rows()):
+            rows[where] = content(numbers, layer)
+
+    def _attend(self, batch, chance: random.Random, padding: int) -> None:
+        """Ask for random tokens in every layer, and look at all answers when the last query has its."""
+        count = len(self.requests)
+        self.coordinator.num_real_reqs.fill_(count)
+        asked = batch
+        if padding:
+            pad = torch.zeros(padding, dtype=torch.int64)
+            slots, lengths = torch.cat([batch.req_pool_indices, pad]), torch.cat([batch.seq_lens, pad + 1])
+            asked = SimpleNamespace(req_pool_indices=slots, seq_lens=lengths)
+            self.rows.lengths[:, count : count + padding] = 1
+        for layer, rows in enumerate(self.pools.device_rows()):
+            selected = torch.full(((count + padding) * self.steps, TOP_K), -1, dtype=torch.int32)
+            for i, request in enumerate(self.requests):
+                for step in range(self.steps):
+                    chosen = self._select(request.length + step + 1, chance)
+                    selected[i * self.steps + step] = torch.tensor(chosen, dtype=torch.int32)
+            locs = self.rows.swap_in(layer, asked, selected)
+            if bool((locs[selected < 0] != -1).any()):
+                self.found.append("nothing was asked for and a row was answered")
+            for i, request in enumerate(self.requests):
+                mine = slice(i * self.steps, (i + 1) * self.steps)
+                wanted = selected[mine] >= 0
+                positions, got = selected[mine][wanted].tolist(), locs[mine][wanted].long()
+                right = content(torch.tensor([request.rows[p] for p in positions], dtype=torch.int64), layer)
+                bad = (got <= 0) | (rows[got.clamp(min=0)] != right).any(1)
+                self.answered += len(positions)
+                if bool(bad.any()):
+                    wrong = [p for p, is_bad in zip(positions, bad.tolist(), strict=True) if is_bad]
+                    whose = f"{request.req.rid} of {request.length} tokens"
+                    self.found.append(f"{whose}: layer {layer} reads wrong rows for {some(wrong)}")
+
+    def _select(self, length: int, chance: random.Random) -> list[int]:
+        """A query's top-k: mostly distinct, the newest among them, some repeated, some empty."""
+        kinds = chance.choice(("distinct", "distinct", "repeated", "gaps"))
+        pool = range(length)
+        chosen = chance.sample(pool, min(TOP_K, length)) if kinds != "repeated" else chance.choices(pool, k=TOP_K)
+        chosen[0] = length - 1 if length - 1 not in chosen else chosen[0]
+        chosen += [-1] * (TOP_K - len(chosen))
+        if kinds == "gaps":
+            chosen = [-1 if chance.random() < 0.3 else position for position in chosen]
+        return chosen
+
+    # --- judging ---
+
+    def _check_host(self, request: Request) -> None:
+        """Every committed token is in the host pool, in the slot it has had from the start."""
+        where = self.coordinator.req_to_host_pool[slot_of(request.req), : request.length]
+        if bool((where < 0).any()):
+            self.found.append(f"{request.req.rid}: tokens without a host slot")
+            return
+        now = dict(enumerate(where.tolist()))
+        if any(now[position] != slot for position, slot in request.host.items()):
+            self.found.append(f"{request.req.rid}: a token's host slot has changed")
+        request.host = now
+        numbers = torch.tensor([request.rows[p] for p in range(request.length)])
+        for layer, rows in enumerate(self.pools.host_rows()):
+            wrong = (rows[where] != content(numbers, layer)).any(1).nonzero().flatten().tolist()
+            if wrong:
+                self.found.append(f"{request.req.rid}: host rows of {some(wrong)} are wrong in layer {layer}")
+
+    def audit(self) -> None:
+        """Every slot is in one hand. What is free is overwritten."""
+        self.found += self.pools.audit(self.every)
+
+    def end(self) -> None:
+        """Finish everything; the pools are as they were."""
+        for request in [*self.requests]:
+            self.finish(request)
+        self.audit()
+        if self.pools.sizes() != self.pools.at_rest:
+            self.found.append(f"free at the end {self.pools.sizes()}, at the start {self.pools.at_rest}")
+
+    def corrupt_host_row(self, request: Request, position: int) -> None:
+        where = self.coordinator.req_to_host_pool[slot_of(request.req), position]
+        for rows in self.pools.host_rows():
+            rows[where] += 1
+
+    def findings(self) -> Iterator[str]:
+        return iter(dict.fromkeys(self.found))
+
+    def _submit(self, prompt: int) -> None:
+        from lifecycle.world import World
+
+        world = object.__new__(World)
+        world.scheduler, world.requests = self.scheduler, self.every
+        world.submit(f"r{len(self.every)}", prompt, OUTPUT)
+
+    def _settle_lengths(self, request: Request) -> None:
+        holder = request.req if hasattr(request.req, "kv_committed_len") else request.req.kv
+        holder.kv_committed_len = request.length
