@@ -114,9 +114,11 @@ def full(scheduler: object) -> dict[str, object]:
     for leave in ("finish", "retract", "finish", "retract"):
         rig.step(random.Random(1), leave)
         rig.audit()
-    for _ in range(2):
-        rig.admit(0)
-        rig.step(random.Random(2))
+    rig.admit(HOT_BUFFER)  # instead of it the two that were retracted
+    for seed in range(4):
+        rig.step(random.Random(seed))
+    if sorted(request.length // HOT_BUFFER for request in rig.requests) != [2, 2]:
+        rig.found.append("the retracted requests did not come back")
     rig.end()
     return {"found": [*rig.findings()], "answered": rig.answered, "boundary": rig.boundary, "written": rig.written}
 

@@ -126,6 +126,8 @@ class Rig:
             batch = self._batch()
         if self.requests and not self.skip_settle:
             self.rows.settle(batch)
+            if bool(self.pools.mapping[batch.out_cache_loc].any()):
+                self.found.append("a draft token's logical slot still leads to a device row")
         self.skip_settle = False
         upstream.settled(self.coordinator)
         for request in self.requests:
