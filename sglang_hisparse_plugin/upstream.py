@@ -225,6 +225,8 @@ def hand_over_draft(scheduler: Any, batch: Any, draft: Any) -> None:
     batch.spec_info = draft
     if getattr(batch, "output_ids", None) is not None:  # to 0.5.12, where spec v2 asks the last input for its device
         batch.input_ids = batch.output_ids
+    if getattr(batch, "req_pool_indices_cpu", batch) is None:  # 0.5.13 leaves it out, and looks lengths up by it
+        batch.req_pool_indices_cpu = batch.req_pool_indices.cpu()
     if not scheduler.enable_overlap:
         return
     futures = scheduler.future_map

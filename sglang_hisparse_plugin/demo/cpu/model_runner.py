@@ -10,16 +10,15 @@ import wrapt
 
 
 def adapt(module: ModuleType) -> None:
-    """Build the coordinator after the attention backend, which is where the GPU branch builds it."""
+    """Build the coordinator before the attention backend, which asks for it from 0.5.13 on."""
     if hasattr(module.ModelRunner, "init_attention_backend"):  # gone in 0.5.18, which builds it on any device
-        wrapt.wrap_function_wrapper(module, "ModelRunner.init_attention_backend", _then_coordinator)
+        wrapt.wrap_function_wrapper(module, "ModelRunner.init_attention_backend", _with_coordinator)
 
 
-def _then_coordinator(wrapped: Any, runner: Any, args: Any, kwargs: Any) -> Any:
-    result = wrapped(*args, **kwargs)
+def _with_coordinator(wrapped: Any, runner: Any, args: Any, kwargs: Any) -> Any:
     if runner.server_args.enable_hisparse and runner.hisparse_coordinator is None and not runner.is_draft_worker:
         runner.hisparse_coordinator = _coordinator(runner)
-    return result
+    return wrapped(*args, **kwargs)
 
 
 def _coordinator(runner: Any) -> Any:
