@@ -6,13 +6,24 @@ import argparse
 import json
 import re
 import sys
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from .. import installation
 from ..sizing import estimate, picture, plan
-from ..sizing.shapes import KV_DTYPES, NEWEST, HiSparse, ModelShape, SizingError, version
+from ..sizing.shapes import (
+    KV_DTYPES,
+    MOST_LAYERS,
+    MOST_TOKENS,
+    MOST_WIDTH,
+    NEWEST,
+    HiSparse,
+    ModelShape,
+    SizingError,
+    version,
+)
 
 UNITS = {"": 1 << 30, "GIB": 1 << 30, "GB": 10**9, "MIB": 1 << 20, "TIB": 1 << 40, "TB": 10**12}
 EPILOG = (
@@ -26,18 +37,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EPILOG
     model = parser.add_argument_group("model")
     model.add_argument("--model", type=Path, metavar="PATH", help="config.json, or the folder that holds it")
-    model.add_argument("--layers", type=_count, metavar="N", help="the shape as numbers instead of --model")
+    model.add_argument(
+        "--layers", type=_number(1, MOST_LAYERS), metavar="N", help="the shape as numbers instead of --model"
+    )
     for name in ("kv-lora-rank", "qk-rope-head-dim", "index-head-dim", "index-topk", "draft-layers"):
         default = ModelShape.__dataclass_fields__[name.replace("-", "_")].default
-        model.add_argument(f"--{name}", type=_count, metavar="N", help=f"with --layers (default: {default})")
+        kind = _number(0 if name == "draft-layers" else 1, MOST_WIDTH)
+        model.add_argument(f"--{name}", type=kind, metavar="N", help=f"with --layers (default: {default})")
     model.add_argument("--kv-dtype", choices=KV_DTYPES, default="fp8_e4m3", help="default: %(default)s")
-    model.add_argument("--draft-tokens", type=_count, default=0, metavar="N", help="--speculative-num-draft-tokens")
+    model.add_argument("--draft-tokens", type=_number(0), default=0, metavar="N", help="--speculative-num-draft-tokens")
     model.add_argument("--hisparse-config", metavar="JSON", help="as for the server; its ratio is worked out anew")
     model.add_argument("--release", metavar="R", help=f"SGLang's (default: the installed one, else {NEWEST})")
     memory = parser.add_argument_group("memory")
-    memory.add_argument("--gpu-mem", type=_bytes, required=True, metavar="SIZE", help="of one GPU (an H200: 139)")
-    memory.add_argument("--weights", type=_bytes, metavar="SIZE", help="of the whole model, spread over --tp GPUs")
-    memory.add_argument("--weights-per-gpu", type=_bytes, metavar="SIZE", help="instead, as SGLang's log shows it")
+    memory.add_argument("--gpu-mem", type=_memory, required=True, metavar="SIZE", help="of one GPU (an H200: 139)")
+    memory.add_argument("--weights", type=_memory, metavar="SIZE", help="of the whole model, spread over --tp GPUs")
+    memory.add_argument("--weights-per-gpu", type=_memory, metavar="SIZE", help="instead, as SGLang's log shows it")
     memory.add_argument(
         "--reserve",
         type=_bytes,
@@ -45,24 +59,28 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="SIZE",
         help="per GPU, for activations and CUDA graphs (default: 12)",
     )
-    memory.add_argument("--host-mem", type=_bytes, required=True, metavar="SIZE", help="of a node")
+    memory.add_argument("--host-mem", type=_memory, required=True, metavar="SIZE", help="of a node")
     memory.add_argument(
         "--host-reserve", type=_bytes, default=64 << 30, metavar="SIZE", help="of a node, not for KV (default: 64)"
     )
     load = parser.add_argument_group("load")
-    load.add_argument("--context", type=_count, required=True, metavar="TOKENS", help="length of a prompt")
+    load.add_argument("--context", type=_number(1), required=True, metavar="TOKENS", help="length of a prompt")
     load.add_argument(
-        "--output", type=_count, default=2048, metavar="TOKENS", help="most tokens of an answer (default: %(default)s)"
+        "--output",
+        type=_number(1),
+        default=2048,
+        metavar="TOKENS",
+        help="most tokens of an answer (default: %(default)s)",
     )
-    load.add_argument("--max-requests", type=_count, metavar="N", help="want no more than so many at once")
+    load.add_argument("--max-requests", type=_number(1), metavar="N", help="want no more than so many at once")
     load.add_argument(
         "--hit-rates", type=_rates, default=(0.5, 0.8, 0.9, 0.95, 0.99), metavar="A,B", help="to estimate swap-in for"
     )
     layout = parser.add_argument_group("parallelism")
-    layout.add_argument("--tp", type=_count, default=1, metavar="N", help="--tp-size: KV rows are on every rank")
-    layout.add_argument("--dp", type=_count, default=1, metavar="N", help="--dp-size")
+    layout.add_argument("--tp", type=_number(1), default=1, metavar="N", help="--tp-size: KV rows are on every rank")
+    layout.add_argument("--dp", type=_number(1), default=1, metavar="N", help="--dp-size")
     layout.add_argument("--dp-attention", action="store_true", help="--enable-dp-attention: dp within tp")
-    layout.add_argument("--gpus-per-node", type=_count, default=8, metavar="N", help="default: %(default)s")
+    layout.add_argument("--gpus-per-node", type=_number(1), default=8, metavar="N", help="default: %(default)s")
     output = parser.add_argument_group("output")
     output.add_argument("--json", action="store_true", help="print one JSON object")
     output.add_argument("--plot", type=Path, metavar="FILE", help="concurrency against context, as PNG or SVG")
@@ -162,7 +180,7 @@ def _machine(options: argparse.Namespace) -> plan.Machine:
     ranks = options.tp if options.dp_attention else options.tp * options.dp
     return plan.Machine(
         gpu=options.gpu_mem,
-        weights=options.weights_per_gpu or -(-options.weights // options.tp),
+        weights=-(-options.weights // options.tp) if options.weights_per_gpu is None else options.weights_per_gpu,
         reserve=options.reserve,
         host=options.host_mem,
         host_reserve=options.host_reserve,
@@ -180,16 +198,27 @@ def _bytes(text: str) -> int:
     found = re.fullmatch(r"([0-9.]+)\s*([A-Za-z]*)", text)
     try:
         return int(float(found[1]) * UNITS[found[2].upper()])  # type: ignore[index]
-    except (KeyError, TypeError, ValueError):
+    except (KeyError, OverflowError, TypeError, ValueError):
         raise argparse.ArgumentTypeError(
             f"{text!r} is no size: give GiB, or a number with GB, GiB, TB or TiB"
         ) from None
 
 
-def _count(text: str) -> int:
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text!r} is no whole number")
-    return int(text)
+def _memory(text: str) -> int:
+    if not (size := _bytes(text)):
+        raise argparse.ArgumentTypeError("must be more than 0")
+    return size
+
+
+def _number(least: int, most: int = MOST_TOKENS) -> Callable[[str], int]:
+    """An argument's type: whole numbers from `least` to `most`."""
+
+    def read(text: str) -> int:
+        if not text.isdecimal() or len(text) > 20 or not least <= int(text) <= most:
+            raise argparse.ArgumentTypeError(f"{text[:40]!r} is no whole number from {least} to {most}")
+        return int(text)
+
+    return read
 
 
 def _rates(text: str) -> tuple[float, ...]:

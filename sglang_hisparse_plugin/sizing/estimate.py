@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from . import formulas, kernel_model, plan
-from .shapes import NEWEST, Server, SizingError, version
+from .shapes import COVERED, NEWEST, ModelShape, Server, SizingError, version
 
 
 def per_token(server: Server) -> dict[str, Any]:
@@ -86,7 +86,7 @@ def swap_in(fit: plan.Fit, rates: Iterable[float]) -> dict[str, Any]:
 
 def by_context(work: plan.Workload, machine: plan.Machine, groups: int) -> list[dict[str, int]]:
     """Requests at once against the length of the prompt; 0 where it does not fit."""
-    longest = max(work.model.max_context or 0, work.prompt, 131072)
+    longest = work.model.max_context - work.output if work.model.max_context else max(work.prompt, 131072)
     lengths = {4096 << step for step in range(12) if 4096 << step <= longest} | {work.prompt}
     return [{"prompt": length, **_both(replace(work, prompt=length), machine, groups)} for length in sorted(lengths)]
 
@@ -111,8 +111,8 @@ def notes(work: plan.Workload, machine: plan.Machine, fit: plan.Fit) -> list[str
             f"requests of {server.context} tokens fit into a hot buffer of {server.hisparse.device_buffer_size}: "
             "nothing will be swapped in, and HiSparse only costs here"
         )
-    if work.model.max_context and server.context > work.model.max_context:
-        found.append(f"the model was made for {work.model.max_context} tokens, and {server.context} are asked for")
+    if work.model.name not in (*COVERED, ModelShape.name):
+        found.append(f"{work.model.name} is unknown here: it is taken to lay out its cache as DeepSeek-V3.2 does")
     real = per_token(server)["device_slot"]
     if (reckoned := formulas.cell_bytes(server)) < real and not work.draft_tokens:
         found.append(

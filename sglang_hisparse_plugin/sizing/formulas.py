@@ -124,6 +124,11 @@ def check(server: Server) -> None:
         raise SizingError(f"SGLang {server.release} has HiSparse for bfloat16 KV only: fp8_e4m3 came with 0.5.12")
     if not server.draft_tokens:
         return
+    if (0, 5, 16) <= server.version < (0, 5, 22):
+        raise SizingError(
+            f"nothing serves speculation with HiSparse on SGLang {server.release}: take 0.5.10 to 0.5.15 with this "
+            "plugin, or 0.5.22 and later, or leave out --draft-tokens"
+        )
     selected = server.draft_tokens * hisparse.top_k
     if server.version < (0, 5, 22):  # the plugin's own speculation: speculative/limits.py
         if selected > hisparse.device_buffer_size:

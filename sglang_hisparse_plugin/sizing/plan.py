@@ -119,9 +119,15 @@ def with_hisparse(work: Workload, machine: Machine) -> Fit:
     """The most requests with HiSparse.
 
     Raises:
-        SizingError: not even one fits; the text says what is short and by how much.
+        SizingError: the model takes no such context, or not even one fits; the text says what is short by how much.
     """
     formulas.check(work.server(0, 1, 1))
+    longest = work.model.max_context
+    if longest and work.prompt + work.output > longest:
+        raise SizingError(
+            f"{work.prompt} tokens of prompt and {work.output} of output are more than the {longest} that the model "
+            "takes, and SGLang refuses such a --context-length: give a shorter --context or --output"
+        )
 
     def fits(requests: int) -> bool:
         server = smallest(work, requests)

@@ -15,6 +15,11 @@ KV_DTYPES = ("bfloat16", "fp8_e4m3")
 QUANT_BLOCK = 128
 MAX_DEVICE_BUFFER = 32768  # slots are int16
 NEWEST = "0.5.23"
+#: Far above any model's; what is larger is a mistake, and would be reckoned with for hours.
+MOST_LAYERS, MOST_WIDTH, MOST_TOKENS = 10_000, 1_000_000, 1_000_000_000
+#: Architectures whose cache is laid out as in DeepSeek-V3.2 (is_deepseek_dsa), and beginnings of those that are not.
+COVERED = ("DeepseekV3ForCausalLM", "DeepseekV32ForCausalLM", "GlmMoeDsaForCausalLM")
+NOT_COVERED = ("DeepseekV4", "MiniMaxM3")
 
 
 class SizingError(ValueError):
@@ -46,6 +51,7 @@ class ModelShape:
     draft_layers: int = 0
     """Next-token-prediction layers."""
     max_context: int | None = None
+    """Longest request that SGLang takes by itself; None where the configuration does not say."""
     name: str = "numbers given by hand"
 
     def row_bytes(self, kv_dtype: str) -> int:
@@ -69,37 +75,41 @@ class ModelShape:
         Raises:
             SizingError: it is no DSA model, or one whose cache HiSparse lays out in another way.
         """
-        text = {**config, **(config.get("text_config") or {})}
-        if text.get("compress_ratios") or text.get("sparse_attention_config"):
+        inner = config.get("text_config") or {}
+        if not isinstance(inner, dict):
+            raise SizingError(f"{name}: text_config is no object")
+        text = {**config, **inner}
+        named = config.get("architectures")
+        architecture = str(named[0]) if isinstance(named, list) and named else ""
+        other = architecture.startswith(NOT_COVERED)
+        if other or text.get("compress_ratios") or text.get("sparse_attention_config"):
             raise SizingError(
-                f"{name} is a model with compressed or block-sparse pages (DeepSeek-V4, MiniMax-M3); size covers "
-                "DeepSeek Sparse Attention only: DeepSeek-V3.2, GLM-5.x"
+                f"{architecture or name} is not covered: a model with compressed or block-sparse pages (DeepSeek-V4, "
+                "MiniMax-M3); size covers DeepSeek Sparse Attention only: DeepSeek-V3.2, GLM-5.x"
             )
         if text.get("index_topk") is None:
             raise SizingError(
                 f"{name} has no index_topk: it is no model with DeepSeek Sparse Attention, and --enable-hisparse "
                 "refuses it. Give the config.json of DeepSeek-V3.2, GLM-5.x or another that has one"
             )
-        if int(text.get("index_kpool") or 1) > 1:
-            raise SizingError(
-                f"{name} pools its index keys (index_kpool {text['index_kpool']}): size does not know how"
-            )
         try:
-            layers = _positive(text, "num_hidden_layers")
+            if _integer(text, "index_kpool", default=1) > 1:
+                raise ValueError(f"it pools its index keys (index_kpool {text['index_kpool']}); size does not know how")
+            layers = _integer(text, "num_hidden_layers", MOST_LAYERS)
             return cls(
                 layers=layers,
-                kv_lora_rank=_positive(text, "kv_lora_rank"),
-                qk_rope_head_dim=_positive(text, "qk_rope_head_dim"),
-                index_head_dim=_positive(text, "index_head_dim"),
-                index_topk=_positive(text, "index_topk"),
+                kv_lora_rank=_integer(text, "kv_lora_rank"),
+                qk_rope_head_dim=_integer(text, "qk_rope_head_dim"),
+                index_head_dim=_integer(text, "index_head_dim"),
+                index_topk=_integer(text, "index_topk"),
                 shared_index=_shared_index(text, layers),
-                draft_layers=int(text.get("num_nextn_predict_layers") or 0),
-                max_context=text.get("max_position_embeddings"),
-                name=str((config.get("architectures") or [name])[0]),
+                draft_layers=_integer(text, "num_nextn_predict_layers", MOST_LAYERS, default=0),
+                max_context=_longest(text),
+                name=architecture or name,
             )
         except KeyError as missing:
             raise SizingError(f"{name} has no {missing}: give the model's complete config.json") from None
-        except (TypeError, ValueError) as error:
+        except ValueError as error:
             raise SizingError(f"{name}: {error}") from error
 
     @classmethod
@@ -117,7 +127,7 @@ class ModelShape:
                 f"cannot read {file}: {error.strerror}; give the config.json of the model, the folder that holds it, "
                 "or the shape as numbers, starting with --layers"
             ) from error
-        except ValueError as error:
+        except (RecursionError, ValueError) as error:
             raise SizingError(f"{file} is no JSON: {error}") from error
         if not isinstance(config, dict):
             raise SizingError(f"{file} holds no JSON object: give a model's config.json")
@@ -175,7 +185,7 @@ class HiSparse:
             )
         except SizingError:
             raise
-        except (AttributeError, TypeError, ValueError) as error:
+        except (AttributeError, OverflowError, RecursionError, TypeError, ValueError) as error:
             raise SizingError(f"--hisparse-config is no JSON object of whole numbers: {text} ({error})") from error
 
 
@@ -215,18 +225,33 @@ class Server:
         return self.device_tokens * self.hisparse.host_to_device_ratio
 
 
-def _positive(config: Mapping[str, Any], key: str) -> int:
-    value = int(config[key])
-    if value < 1:
-        raise ValueError(f"{key} is {value}")
+def _integer(config: Mapping[str, Any], key: str, most: int = MOST_WIDTH, default: int | None = None) -> int:
+    """From 1 to `most`; where there is a `default`, an absent, null or 0 value stands for it."""
+    value = config[key] if default is None else config.get(key) or default
+    if type(value) is not int or not min(1, 1 if default is None else default) <= value <= most:
+        raise ValueError(f"{key} is {value!r:.40}, which is no whole number from 1 to {most}")
     return value
+
+
+def _longest(config: Mapping[str, Any]) -> int | None:
+    """As get_context_length of SGLang 0.5.12 (utils/hf_transformers/common.py), of max_position_embeddings."""
+    longest = _integer(config, "max_position_embeddings", MOST_TOKENS, default=0)
+    rope = config.get("rope_scaling") or {}
+    factor = rope.get("factor", 1) if isinstance(rope, dict) else None
+    if isinstance(factor, bool) or not isinstance(factor, (int, float)) or not 0 < factor <= MOST_WIDTH:
+        raise ValueError("rope_scaling is no object whose factor is a number above 0")
+    if "original_max_position_embeddings" in rope or rope.get("rope_type") == "llama3":
+        factor = 1
+    return int(factor * longest) or None
 
 
 def _shared_index(config: Mapping[str, Any], layers: int) -> tuple[bool, ...]:
     """As dsa_layer_skips_topk of SGLang 0.5.23 (configs/model_config.py); empty where no layer shares."""
     types, pattern = config.get("indexer_types"), config.get("index_topk_pattern")
-    factor, frequency = int(config.get("cli_factor") or 1), int(config.get("index_topk_freq") or 1)
-    offset = int(config.get("index_skip_topk_offset") or 2) - 1
+    factor, frequency = (_integer(config, key, default=1) for key in ("cli_factor", "index_topk_freq"))
+    offset = _integer(config, "index_skip_topk_offset", default=2) - 1
+    if not isinstance(types, (list, type(None))) or not isinstance(pattern, (str, list, type(None))):
+        raise ValueError("indexer_types and index_topk_pattern are a list and a string, by layer")
     if types is not None:
         shared = [i < len(types) and types[i] == "shared" for i in range(layers)]
     elif factor > 1:

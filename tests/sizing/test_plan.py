@@ -150,7 +150,7 @@ def test_numbers_by_hand_are_the_same_model(config: Path, capsys: pytest.Capture
         (['--hisparse-config={"device_buffer_size":4100}'], {}, "no multiple of the page size 64: give 4160"),
         (["--hisparse-config={"], {}, "is no JSON object"),
         (["--host-mem=80"], {}, "host memory is too small"),
-        (["--context=20000000"], {}, "a context of 20002048 tokens fits nowhere"),
+        (["--context=20000000"], {"max_position_embeddings": None}, "a context of 20002048 tokens fits nowhere"),
         (["--weights-per-gpu=135"], {}, "spread the weights over more GPUs"),
         (["--weights=600"], {}, "and not both"),
         (["--release=0.5.9"], {}, "it came with 0.5.10"),
@@ -159,6 +159,19 @@ def test_numbers_by_hand_are_the_same_model(config: Path, capsys: pytest.Capture
         (["--draft-tokens=9"], {}, "takes 2 to 4"),
         (["--draft-tokens=3", "--release=0.5.12"], {}, "give 6144 or more in --hisparse-config"),
         (["--layers=3"], {}, "exclude each other"),
+        ([], {"max_position_embeddings": "x"}, "max_position_embeddings is 'x', which is no whole number"),
+        ([], {"num_hidden_layers": 10**12}, "num_hidden_layers is 1000000000000, which is no whole number"),
+        ([], {"index_topk": True}, "index_topk is True, which is no whole number"),
+        ([], {"index_kpool": "x"}, "index_kpool is 'x'"),
+        ([], {"indexer_types": 3}, "indexer_types and index_topk_pattern are"),
+        ([], {"text_config": "x"}, "text_config is no object"),
+        ([], {"rope_scaling": {"factor": "x"}}, "rope_scaling is no object whose factor"),
+        (['--hisparse-config={"top_k":1e999}'], {}, "is no JSON object of whole numbers"),
+        (["--context=163840"], {}, "the 163840 that the model takes"),
+        (["--context=163840"], {"rope_scaling": {"factor": 40, "original_max_position_embeddings": 4096}}, "takes"),
+        (["--release=0.5.18", "--draft-tokens=4"], {}, "take 0.5.10 to 0.5.15 with this plugin, or 0.5.22 and later"),
+        ([], {"architectures": ["DeepseekV4ForCausalLM"]}, "DeepseekV4ForCausalLM is not covered"),
+        ([], {"architectures": ["MiniMaxM3SparseForCausalLM"], "index_topk": None}, "is not covered"),
         (["--plot=x.pdf"], {}, "ends in .png or .svg"),
     ],
 )
@@ -168,6 +181,50 @@ def test_bad_input_names_the_remedy(
     (tmp_path / "config.json").write_text(json.dumps({**CONFIG, **changed}))
     code, out, err = run(capsys, f"--model={tmp_path}", *SIZES, "--tp=8", "--json", *arguments)
     assert code == 2 and said in err and said in json.loads(out)["error"]
+
+
+@pytest.mark.parametrize(
+    "argument",
+    [f"--{name}=0" for name in ("tp", "dp", "gpus-per-node", "weights-per-gpu", "gpu-mem", "context", "max-requests")]
+    + ["--gpu-mem=" + 320 * "9", "--gpu-mem=nan", "--tp=-1", f"--layers={10**12}", "--context=" + 5000 * "9"],
+)
+def test_wrong_use_is_said_in_json_too(argument: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(["size", "--layers=61", *SIZES, "--json", argument])
+    said = capsys.readouterr()
+    assert argument.split("=", maxsplit=1)[0] in json.loads(said.out)["error"] and "error: " in said.err
+
+
+def test_wrong_use_of_other_commands(capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments, printed in (
+        (["--json", "--bogus"], True),
+        (["--bogus"], False),
+        (["--bogus", "--", "--json"], False),
+    ):
+        with pytest.raises(SystemExit, match="2"):
+            main(["doctor", *arguments])
+        assert bool(capsys.readouterr().out) == printed
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
+def test_a_full_disk(config: Path) -> None:
+    for more in ([], ["--json"]):
+        command = [sys.executable, "-m", "sglang_hisparse_plugin.cli", "size", f"--model={config}", *SIZES, *more]
+        with open("/dev/full", "w") as full:
+            done = subprocess.run(command, check=False, stdout=full, stderr=subprocess.PIPE, text=True)
+        assert (done.returncode, done.stderr) == (
+            2,
+            "sglang-hisparse size: the output is lost: No space left on device\n",
+        )
+
+
+def test_rope_scaling_lengthens_the_context_and_unknown_names_are_noted(
+    config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = {**CONFIG, "rope_scaling": {"factor": 2.0}, "architectures": ["NewForCausalLM"]}
+    (config / "config.json").write_text(json.dumps(other))
+    code, out, _ = run(capsys, f"--model={config}", *SIZES, "--context=163840", "--json")
+    assert code == 0 and any("NewForCausalLM is unknown here" in note for note in json.loads(out)["notes"])
 
 
 def test_no_config(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
