@@ -18,7 +18,7 @@ test: lint
 	$(BIN)/python -m pytest -n 2 --dist loadgroup -m "not gpu" --durations=15 $(ARGS)
 
 observe: $(READY)
-	OBSERVE_RELEASES=0.5.10.post1,0.5.12,0.5.23 $(BIN)/python -m pytest tests/observe/test_server.py $(ARGS)
+	OBSERVE_RELEASES=0.5.10.post1,0.5.12,0.5.23 $(BIN)/python -m pytest tests/observe/test_watched.py $(ARGS)
 
 lint: $(READY)
 	$(BIN)/ruff check .

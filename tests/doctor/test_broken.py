@@ -247,6 +247,11 @@ def test_a_reader_that_leaves() -> None:
     process.wait()
 
 
+def hears_interrupts() -> None:
+    """In the child: who runs the tests in the background of a shell has it ignore them."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def test_an_interruption(tmp_path: Path) -> None:
     mark = tmp_path / "importing"
     slow = package(tmp_path, "torch", f"import time; open({str(mark)!r}, 'w').close(); time.sleep(1000)")
@@ -257,6 +262,7 @@ def test_an_interruption(tmp_path: Path) -> None:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
+            preexec_fn=hears_interrupts,  # noqa: PLW1509 (no thread runs here)
         )
         while not mark.exists():
             time.sleep(0.05)

@@ -134,7 +134,12 @@ def test_an_interrupted_run_ends_its_jobs(tmp_path: Any) -> None:
         "sandbox.run({'job': sandbox.Job(job, 1000)})\n"
     )
     pid_file = tmp_path / "pid"
-    process = subprocess.Popen([sys.executable, "-c", script, str(pid_file)], stderr=subprocess.DEVNULL)
+    process = subprocess.Popen(
+        [sys.executable, "-c", script, str(pid_file)],
+        stderr=subprocess.DEVNULL,
+        # a shell's background has it ignored; no thread runs here
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509
+    )
     while not (pid_file.exists() and pid_file.read_text()):
         time.sleep(0.05)
     process.send_signal(signal.SIGINT)
