@@ -157,7 +157,7 @@ def forward_batch_generation(original: Any, worker: Any, *args: Any, **kwargs: A
 def forward_extend(original: Any, backend: Any, *args: Any, **kwargs: Any) -> Any:
     """The queries of a verification attend to device rows; SGLang translates positions only when it decodes."""
     layer, batch = upstream.layer_and_batch(args, kwargs)
-    holder = backend if hasattr(backend, "hisparse_coordinator") else batch
+    holder = _holder(backend, batch)
     rows = _rows(holder.hisparse_coordinator)
     if not rows or not batch.forward_mode.is_target_verify():
         return original(backend, *args, **kwargs)
@@ -169,8 +169,7 @@ def forward_extend(original: Any, backend: Any, *args: Any, **kwargs: Any) -> An
 def get_indexer_metadata(original: Any, backend: Any, layer_id: Any, batch: Any) -> Any:
     """The indexer answers a verification with positions, as it does a decode step."""
     metadata = original(backend, layer_id, batch)
-    holder = backend if hasattr(backend, "hisparse_coordinator") else batch
-    if _rows(holder.hisparse_coordinator) and batch.forward_mode.is_target_verify():
+    if _rows(_holder(backend, batch).hisparse_coordinator) and batch.forward_mode.is_target_verify():
         return dataclasses.replace(metadata, force_unfused_topk=True)
     return metadata
 
@@ -184,6 +183,11 @@ def _speculates(runner: Any) -> bool:
 
 def _rows(coordinator: Any) -> Any:
     return getattr(coordinator, "verify_rows", None)
+
+
+def _holder(backend: Any, batch: Any) -> Any:
+    """Where attention looks for the coordinator: in the forward batch at first, in the backend of later releases."""
+    return backend if hasattr(backend, "hisparse_coordinator") else batch
 
 
 @contextlib.contextmanager
