@@ -115,6 +115,9 @@ def bench(raw: Any, name: str = "the report") -> Bench:
         raise ReportError(f"{name} has no cells: {remedy}")
     if absent := [key for key in ("device", "copy_engine_gbps", "scattered_gbps") if key not in raw]:
         raise ReportError(f"{name} does not say {', '.join(absent)}: {remedy}")
+    rates = raw["scattered_gbps"]
+    if not isinstance(rates, dict) or not all(map(_is_rate, [raw["copy_engine_gbps"], *rates.values()])):
+        raise ReportError(f"copy_engine_gbps or scattered_gbps of {name} is no number above 0: {remedy}")
     cells: dict[Point, Mapping[str, Any]] = {}
     for number, cell in enumerate(raw["cells"]):
         try:
@@ -132,6 +135,10 @@ def bench(raw: Any, name: str = "the report") -> Bench:
         raise ReportError(
             f"{name} lacks {len(missing)} of {len(cells) + len(missing)} cells of its grid: "
             f"{'; '.join(map(_name, missing[:3]))}{more}. Was the run cut short? Repeat `sglang-hisparse bench --json`"
+        )
+    if not any(axes[1]):
+        raise ReportError(
+            f"no cell of {name} has a miss, so there is nothing to draw. Was the file cut short? {remedy}"
         )
     if absent_rows := [row for row in axes[2] if str(row) not in {str(key) for key in raw["scattered_gbps"]}]:
         raise ReportError(f"{name} has no scattered_gbps of rows of {absent_rows[0]} bytes: {remedy}")
@@ -170,10 +177,21 @@ def _check_cell(cell: Mapping[str, Any], kernels: list[str]) -> None:
     for key in PER_KERNEL:
         if list(cell[key]) != kernels:
             raise ValueError(f"{key} has {', '.join(cell[key])}, the first cell {', '.join(kernels)}")
-    if not all(float(cell["us"][kernel]) > 0 for kernel in kernels):
-        raise ValueError("a time is not above 0")
+    if not all(_is_rate(value) for value in cell["us"].values()):
+        raise ValueError("a time is not above 0, or no number")
+    if not all(
+        isinstance(ends, (list, tuple)) and len(ends) == 2 and all(map(_is_rate, ends))
+        for ends in cell["spread"].values()
+    ):
+        raise ValueError("spread is no pair of numbers")
+    if not all(isinstance(rate, (int, float)) for rate in cell["gbps"].values()):
+        raise ValueError("gbps is no number")
     if not (float(cell["bound_us"]) > 0 and float(cell["over_bound"][OURS]) > 0):
         raise ValueError("a bound is not above 0")
+
+
+def _is_rate(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < float("inf")
 
 
 def _load(file: Path) -> Any:
