@@ -28,7 +28,7 @@ from .overlays import OVERLAYS
 from .patching.outcome import Absent, Defective, Fixed, Unknown
 
 #: Releases whose real classes the test suite runs; the others are probed.
-TESTED = ("0.5.10", "0.5.10.post1", "0.5.11", "0.5.12", "0.5.15", "0.5.18", "0.5.20", "0.5.23")
+TESTED = ("0.5.10", "0.5.10.post1", "0.5.11", "0.5.12", "0.5.13", "0.5.15", "0.5.18", "0.5.20", "0.5.23")
 
 WORDS = {Defective: "applied", Fixed: "upstream", Absent: "absent", Unknown: "refused"}
 BEGIN, END = "<!-- matrix: begin -->", "<!-- matrix: end -->"

@@ -18,6 +18,7 @@ from . import (
     slot_count,
     speculative,
     speculative_guard,
+    staged_batch,
     swap_in,
 )
 
@@ -34,6 +35,7 @@ OVERLAYS: tuple[Overlay, ...] = (
     batch_full.OVERLAY,
     slot_count.OVERLAY,
     idle_staging.OVERLAY,
+    staged_batch.OVERLAY,
     swap_in.OVERLAY,
     observe.OVERLAY,
     speculative.OVERLAY,

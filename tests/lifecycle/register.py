@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-RELEASES = ("0.5.10", "0.5.10.post1", "0.5.11", "0.5.12", "0.5.15", "0.5.18", "0.5.20", "0.5.23")
+RELEASES = ("0.5.10", "0.5.10.post1", "0.5.11", "0.5.12", "0.5.13", "0.5.15", "0.5.18", "0.5.20", "0.5.23")
 
 CONTROL = {"corrupted-row": "attention read wrong rows"}
 """Evidence that must appear in every variant: a check that cannot fail is worth nothing."""
 
 ONLY_IN = {"checksum-mismatch": ("0.5.23",), "chunked-abort": ("0.5.23",)}
 """Scenarios about things that only these releases have."""
+
+UNSERVED = ("0.5.13",)
+"""Releases that, unchanged, end with the first request that decodes; only `plain` is judged on them."""
 
 HOST_LEAK, DEVICE_LEAK = "host rows in no hand", "device pages in no hand"
 
@@ -20,6 +23,7 @@ def _span(first: str, last: str) -> tuple[str, ...]:
 OLD, ALL = _span("0.5.10", "0.5.10.post1"), RELEASES
 
 DEFECTS: dict[str, tuple[tuple[tuple[str, ...], str], ...]] = {
+    "plain": ((UNSERVED, "NoneType"),),
     "more-than-slots": ((("0.5.11",), "alloc_req_slots"),),  # before, a batch that stays full hides it
     "retract-decode": ((OLD, "retract_req (hisparse_coordinator.py"),),
     "last-request": ((OLD, HOST_LEAK),),

@@ -3,22 +3,23 @@
 D defective, F fixed, - absent. Columns are `RELEASES`.
 """
 
-RELEASES = ("0.5.9", "0.5.10", "0.5.10.post1", "0.5.11", "0.5.12", "0.5.15", "0.5.18", "0.5.20", "0.5.23")
+RELEASES = ("0.5.9", "0.5.10", "0.5.10.post1", "0.5.11", "0.5.12", "0.5.13", "0.5.15", "0.5.18", "0.5.20", "0.5.23")
 
 VERDICTS = {
-    "finish-unbuffered": "- D D D D D D D F",
-    "retract-once     ": "- D D D F F F F F",
-    "direct-flag      ": "- D D D F F F F F",
-    "retract-order    ": "- D D F F F F F F",
-    "pause-staged     ": "- D D D D D D D D",
-    "quick-finish     ": "- D D F F F F F F",
-    "checksum-drop    ": "- - - - - - - - D",
-    "chunked-abort    ": "- - - - - - - - D",
-    "batch-full       ": "- D D F F F F F F",
-    "slot-count       ": "- D D D F F F F F",
-    "idle-staging     ": "- D D F F F F F F",
-    "swap-in          ": "- D D D D D D D D",
-    "observe          ": "- D D D D D D D D",
-    "speculative      ": "- D D D D D - - F",
-    "speculative-guard": "- - - - - - D D F",
+    "finish-unbuffered": "- D D D D D D D D F",
+    "retract-once     ": "- D D D F F F F F F",
+    "direct-flag      ": "- D D D F F F F F F",
+    "retract-order    ": "- D D F F F F F F F",
+    "pause-staged     ": "- D D D D D D D D D",
+    "quick-finish     ": "- D D F F F F F F F",
+    "checksum-drop    ": "- - - - - - - - - D",
+    "chunked-abort    ": "- - - - - - - - - D",
+    "batch-full       ": "- D D F F F F F F F",
+    "slot-count       ": "- D D D F F F F F F",
+    "idle-staging     ": "- D D F F F F F F F",
+    "staged-batch     ": "- - - - - D F F F F",
+    "swap-in          ": "- D D D D D D D D D",
+    "observe          ": "- D D D D D D D D D",
+    "speculative      ": "- D D D D D D - - F",
+    "speculative-guard": "- - - - - - - D D F",
 }
