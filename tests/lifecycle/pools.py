@@ -36,11 +36,31 @@ class Pools:
         pools = {"logical": self.logical, "device": self.device, "host": self.host, "slots": self.slots}
         return {name: pool.available_size() for name, pool in pools.items()}
 
+    def resize(self, logical: int, device: int, host: int, slots: int) -> None:
+        """Give empty pools the sizes with which a server could have started: pages, pages, rows and request slots."""
+        scheduler, allocator = self.scheduler, self.scheduler.token_to_kv_pool_allocator
+        counted = next(p for p in (self.device, self.logical) if p.size == scheduler.max_total_num_tokens)
+        for pool, pages in ((self.logical, logical), (self.device, device)):
+            pool.size, pool.num_pages = pages * PAGE, pages
+        allocator._size_full, allocator._size_hisparse, self.host.size = self.logical.size, self.device.size, host
+        allocator.clear()
+        self.host.clear()
+        self.slots.size, self.slots.free_slots = slots, self.slots.free_slots[:slots]
+        self.slots._alloc_size = slots + 1
+        scheduler.max_running_requests = slots
+        for part in (scheduler, *vars(scheduler).values()):
+            if hasattr(part, "max_total_num_tokens"):
+                object.__setattr__(part, "max_total_num_tokens", counted.size)
+        scheduler.max_req_len = min(scheduler.max_req_len, counted.size - 1)
+        scheduler.max_req_input_len = scheduler.max_req_len - 5
+        self.at_rest = self.sizes()
+
     def hold_memory(self, pool: str, keep: int) -> None:
         """Take free pages of `pool` ("logical" or "device") away until `keep` are left."""
         allocator = getattr(self, pool)
-        take = allocator.available_size() // PAGE - keep
-        self.held_pages[pool] += (allocator.alloc(take * PAGE)[::PAGE] // PAGE).tolist()
+        take = max(0, allocator.available_size() // PAGE - keep)
+        if take:
+            self.held_pages[pool] += (allocator.alloc(take * PAGE)[::PAGE] // PAGE).tolist()
         self._tell_idle_check()
 
     def release_memory(self) -> None:
@@ -88,7 +108,7 @@ class Pools:
             if never := [unit for unit in units if not hands[unit]]:
                 yield f"{pool} {UNITS[pool]} in no hand: {some(never)}"
         slots = Counter([*holders.values(), *self.slots.free_slots, *self.held_slots])
-        if len(slots) != SLOTS or set(slots.values()) != {1}:
+        if len(slots) != self.at_rest["slots"] or set(slots.values()) != {1}:
             yield f"request slots in hands: {dict(slots)}"
         yield from self._remembered(self.slots.free_slots)
         self._poison(free)
@@ -103,6 +123,11 @@ class Pools:
         for layer, rows in enumerate(self.host_rows()):
             if wrong := (rows[where] != content(tokens, layer)).any(1).nonzero().flatten().tolist():
                 yield f"host rows of tokens {some(wrong)} are wrong"
+
+    def check_staged(self, req: Req) -> Iterator[str]:
+        """What is wrong with the rows that a prompt in staging has on the host."""
+        written = len(req.origin_input_ids) + len(req.output_ids) - 1
+        yield from self.check_host(req, written)
 
     def _owned_by(self, req: Req, slot: int) -> dict[str, list[int]]:
         """Logical and device pages and host rows; device pages by the mapping until there is a hot buffer."""
@@ -146,9 +171,14 @@ class Pools:
         self.scheduler.max_total_num_tokens = min(left)
 
 
+_PRIME = 32749
+_ROWS = (torch.arange(_PRIME + 3 * 576) % _PRIME).to(torch.int16).as_strided((_PRIME, 576), (1, 3))
+"""Row v holds v, v + 3, v + 6, ...; a table, for looking up costs less than computing."""
+
+
 def content(tokens: torch.Tensor, layer: int) -> torch.Tensor:
     """(n, row) int16: what the KV row of each token holds in `layer`."""
-    return ((tokens[:, None] * 31 + layer * 7 + torch.arange(576) * 3) % 32749).to(torch.int16)
+    return _ROWS[(tokens * 31 + layer * 7) % _PRIME]
 
 
 def slot_of(req: Req) -> int | None:

@@ -65,6 +65,23 @@ class World:
         self.scheduler._add_request_to_queue(req)
         return req
 
+    def arrive(self, rid: str, prompt: int, output: int, priority: int | None = None) -> None:
+        """Have such a request come from the tokenizer: SGLang checks its length, and may answer with an error."""
+        first = 100 + SPAN * len(self.requests) + SPAN * len(self.inbox)
+        ids = list(range(first, first + prompt))
+        sampling = SamplingParams(max_new_tokens=output, temperature=0.0, ignore_eos=True)
+        sampling.normalize(None)
+        io_struct = importlib.import_module("sglang.srt.managers.io_struct")
+        message = io_struct.TokenizedGenerateReqInput
+        fields = {
+            **dict.fromkeys(("input_embeds", "token_type_ids", "token_ids_logprob", "mm_inputs")),
+            **{"rid": rid, "input_text": "", "sampling_params": sampling, "priority": priority},
+            "input_ids": array("q", ids) if _wants_arrays() else ids,
+            **{"return_logprob": False, "logprob_start_len": -1, "top_logprobs_num": 0, "stream": False},
+        }
+        known = inspect.signature(message).parameters
+        self.inbox.append(message(**{name: value for name, value in fields.items() if name in known}))
+
     def run(self, turns: int) -> None:
         """Let the scheduler's event loop go round `turns` times."""
         self.turns_left = turns
@@ -83,14 +100,17 @@ class World:
             self.run(1)
         self.expect(False, f"what was waited for did not come in {limit} iterations")
 
-    def pause(self) -> None:
-        self._tell("PauseGenerationReqInput", mode="retract")
+    def pause(self, mode: str = "retract") -> None:
+        self._tell("PauseGenerationReqInput", mode=mode)
 
     def resume(self) -> None:
         self._tell("ContinueGenerationReqInput")
 
     def abort(self, rid: str) -> None:
         self._tell("AbortReq", rid=rid)
+
+    def abort_all(self) -> None:
+        self._tell("AbortReq", abort_all=True)
 
     def flush(self) -> bool:
         """Ask for the cache to be flushed; whether it was."""
@@ -103,8 +123,9 @@ class World:
         """Keep every staging transfer that is under way from ending."""
         self._replace_finish_events(HeldEvent())
 
-    def release_staging(self) -> None:
-        self._replace_finish_events(self.coordinator.write_staging_stream.record_event())
+    def release_staging(self, oldest: int | None = None) -> None:
+        """Let the transfers end, all or the `oldest` so many."""
+        self._replace_finish_events(self.coordinator.write_staging_stream.record_event(), oldest)
 
     def prefer_priority(self) -> None:
         """As with --enable-priority-scheduling."""
@@ -235,15 +256,22 @@ class World:
             return backup(pool, host_indices, *args, **kwargs)
 
         self.pools.host.backup_from_device_all_layer = counted
+        queue = self.scheduler._add_request_to_queue
+
+        def met(req, *args, **kwargs):
+            self.requests[req.rid] = req
+            return queue(req, *args, **kwargs)
+
+        self.scheduler._add_request_to_queue = met
 
     def _tell(self, message: str, **fields: object) -> None:
         """Have a message arrive from the tokenizer, and go round once."""
         self.inbox.append(getattr(importlib.import_module("sglang.srt.managers.io_struct"), message)(**fields))
         self.run(1)
 
-    def _replace_finish_events(self, event: object) -> None:
+    def _replace_finish_events(self, event: object, oldest: int | None = None) -> None:
         queue = self.coordinator.ack_staging_queue
-        queue[:] = [act._replace(finish_event=event) for act in queue]
+        queue[:oldest] = [act._replace(finish_event=event) for act in queue[:oldest]]
 
     def _go_round(self) -> None:
         self.go.acquire()
@@ -257,6 +285,8 @@ class World:
         """Called by the event loop at the start of each iteration; here it waits to be let go on."""
         if self.turn:
             self._note(self.pools.audit(self.requests))
+            for act in self.coordinator.ack_staging_queue:
+                self._note(f"{act.req.rid}, staging: {what}" for what in self.pools.check_staged(act.req))
         if self.turns_left == 0:
             self.done.release()
             self.go.acquire()

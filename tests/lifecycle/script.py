@@ -1,0 +1,165 @@
+"""A story in lines of text, one event each, that a world plays: what the state machine writes and regressions keep.
+
+pools logical=8 device=6 host=384 slots=2
+arrive r0 prompt=110 output=24
+run 3
+abort r0
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from .world import World
+
+AFTERMATH = 2
+"""Tokens that may still come after an abort: the step under way, and with overlap one more."""
+PATIENCE = 40
+"""Iterations more than there are tokens to generate in which everything must have ended once nothing holds it up."""
+
+
+class Story:
+    """Plays lines on a fresh world; each line returns the evidence of what went wrong in it."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.arrived: list[str] = []
+        self.tokens = 0
+        self.aborted: dict[str, int] = {}
+        """Tokens that each request had when the client gave it up."""
+        self.told = 0
+        self.holding = False
+
+    def play(self, line: str) -> list[str]:
+        name, *words = line.split()
+        named = dict(word.split("=") for word in words if "=" in word)
+        values = [_value(word) for word in words if "=" not in word]
+        try:
+            getattr(self, f"do_{name}")(*values, **{key: _value(value) for key, value in named.items()})
+        except Exception as error:  # SGLang's, which would have ended the server
+            if self.world.error is None:
+                raise
+            return [*self._news(), crash(error)]
+        return self._news()
+
+    # --- events ---
+
+    def do_pools(self, **sizes: int) -> None:
+        self.world.pools.resize(**sizes)
+
+    def do_priorities(self) -> None:
+        self.world.prefer_priority()
+
+    def do_arrive(self, rid: str, prompt: int, output: int, priority: int | None = None) -> None:
+        self.arrived.append(rid)
+        self.tokens += output
+        self.world.arrive(rid, prompt, output, priority)
+        self.do_run(1)
+
+    def do_run(self, turns: int) -> None:
+        for _ in range(turns):
+            if self.holding:
+                self.world.hold_staging()
+            self.world.run(1)
+        self._judge()
+
+    def do_abort(self, rid: str) -> None:
+        req = self.world.requests.get(rid)
+        if req is not None and not self.world.ends(rid):
+            self.aborted.setdefault(rid, len(req.output_ids))
+        self.world.abort(rid)
+        self._judge()
+
+    def do_hold(self) -> None:
+        """No staging transfer ends from now on."""
+        self.holding = True
+        self.world.hold_staging()
+
+    def do_release(self, oldest: int | None = None) -> None:
+        self.holding = False
+        self.world.release_staging(oldest)
+
+    def do_squeeze(self, pool: str, keep: int) -> None:
+        """Somebody else takes memory."""
+        self.world.pools.hold_memory(pool, keep)
+
+    def do_relax(self) -> None:
+        self.world.pools.release_memory()
+
+    def do_pause(self, mode: str) -> None:
+        self.world.pause(mode)
+        self._judge()
+
+    def do_resume(self) -> None:
+        self.world.resume()
+        self._judge()
+
+    def do_flush(self) -> None:
+        self.world.flush()
+        self._judge()
+
+    def do_corrupt(self, rid: str, token: int) -> None:
+        self.world.corrupt_host_row(rid, token)
+
+    def do_end(self) -> None:
+        """Nothing holds anything up any more; everybody must end, once, and nothing may be left."""
+        w = self.world
+        self.do_release()
+        self.do_relax()
+        w.resume()
+        for _ in range(PATIENCE + self.tokens):
+            if all(map(w.ends, self.arrived)):
+                break
+            w.run(1)
+        w.run(3)
+        self._judge()
+        for rid in self.arrived:
+            w.expect(bool(w.ends(rid)), f"{rid} never ends")
+            if w.ends(rid) == ["length"]:
+                w.expect(w.answered(rid), f"{rid} answered {list(w.requests[rid].output_ids)}")
+        w.expect_at_rest()
+
+    # --- judging ---
+
+    def _judge(self) -> None:
+        w = self.world
+        for rid in self.arrived:
+            ends = w.ends(rid)
+            w.expect(len(ends) <= 1, f"{rid} ended more than once: {ends}")
+            if rid in self.aborted and rid in w.requests:
+                more = len(w.requests[rid].output_ids) - self.aborted[rid]
+                w.expect(more <= AFTERMATH, f"{rid} goes on after its abort")
+
+    def _news(self) -> list[str]:
+        found = self.world.findings[self.told :]
+        self.told = len(self.world.findings)
+        return found
+
+
+def crash(error: BaseException) -> str:
+    frames = traceback.extract_tb(error.__traceback__)
+    calls = [f"{f.name} ({Path(f.filename).name}:{f.lineno})" for f in frames]
+    return f"{type(error).__name__}: {error} in {' > '.join(calls[-6:])}"
+
+
+def lines(text: str) -> Iterator[str]:
+    """The events of a script; `#` begins a remark."""
+    for line in text.splitlines():
+        if event := line.split("#")[0].strip():
+            yield event
+
+
+def replay(world: World, text: str, say: Callable[[str], None] = lambda _: None) -> list[str]:
+    """The evidence of the first event after which something is wrong."""
+    story = Story(world)
+    for line in lines(text):
+        say(line)
+        if found := story.play(line):
+            return [f"{line}: {what}" for what in found]
+    return []
+
+
+def _value(word: str) -> int | str:
+    return int(word) if word.isdigit() else word
