@@ -135,7 +135,8 @@ class VerifyRows:
             }
             swap_in(**call, counters=start.counters_for(call))
         padding = selected.size(0) - requests * self.steps
-        return torch.nn.functional.pad(locs.flatten(0, 1), (0, 0, 0, padding), value=-1)
+        answered = locs.flatten(0, 1)
+        return torch.nn.functional.pad(answered, (0, 0, 0, padding), value=-1) if padding else answered
 
     def settle(self, batch: Any) -> None:
         """After a verification: rows go to the host pool and, within the hot buffer, to the slots of their positions.
