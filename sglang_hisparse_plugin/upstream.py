@@ -154,17 +154,22 @@ def metric_labels(scheduler: Any) -> dict[str, Any] | None:
 
 def retract(scheduler: Any, reqs: list[Any]) -> None:
     """Take the slots of requests that are in no batch and put them back into the waiting queue, as a pause does."""
-    release = importlib.import_module(BATCH).ScheduleBatch
-    batch = release(reqs=reqs)
+    release(scheduler, reqs)
+    for req in reqs:
+        scheduler._add_request_to_queue(req)
+
+
+def release(scheduler: Any, reqs: list[Any]) -> None:
+    """Take the slots of requests that are in no batch, as a retraction does."""
+    kind = importlib.import_module(BATCH).ScheduleBatch
+    batch = kind(reqs=reqs)
     batch.req_to_token_pool = scheduler.req_to_token_pool
     batch.token_to_kv_pool_allocator = scheduler.token_to_kv_pool_allocator
     batch.tree_cache = scheduler.tree_cache
     batch.hisparse_coordinator = scheduler.hisparse_coordinator
-    takes_args = "server_args" in inspect.signature(release.release_req).parameters  # to 0.5.18
+    takes_args = "server_args" in inspect.signature(kind.release_req).parameters  # to 0.5.18
     for i in range(len(reqs)):
         batch.release_req(i, len(reqs) - i, **({"server_args": scheduler.server_args} if takes_args else {}))
-    for req in reqs:
-        scheduler._add_request_to_queue(req)
 
 
 def reserve_host(coordinator: Any, slot: int, start: int, stop: int) -> None:

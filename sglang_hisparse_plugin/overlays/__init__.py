@@ -19,6 +19,7 @@ from . import (
     speculative,
     speculative_guard,
     staged_batch,
+    staging_abort,
     swap_in,
 )
 
@@ -29,6 +30,7 @@ OVERLAYS: tuple[Overlay, ...] = (
     direct_flag.OVERLAY,
     retract_order.OVERLAY,
     pause_staged.OVERLAY,
+    staging_abort.OVERLAY,
     quick_finish.OVERLAY,
     checksum_drop.OVERLAY,
     chunked_abort.OVERLAY,

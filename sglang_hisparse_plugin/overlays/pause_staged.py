@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import ast
-from typing import Any, TypeGuard
+from typing import Any
 
 from .. import upstream
 from ..patching.outcome import Defective, Fixed, Verdict
 from ..patching.overlay import Hook, Overlay
 from ..patching.source import SourceTree, ends_with
-from .probing import conjuncts, existing, expect, expect_hookable, probe
+from .probing import conjuncts, existing, expect, expect_hookable, probe, takes_staged
 
 #: What a pause that retracts asks before it does.
 STAGED = {"recv_req.mode != 'in_place'", "recv_req.mode == 'retract'", "self.enable_hisparse"}
@@ -28,7 +28,7 @@ def judge(tree: SourceTree) -> Verdict:
     expect(guards <= RETRACTS, "retract_all if there is anything to retract", "; ".join(sorted(guards - RETRACTS)))
     looks = [node for node in ast.walk(pause.node) if ends_with(node, "ack_staging_queue")]
     if looks:
-        found = [node for node in ast.walk(pause.node) if _takes_staged(node) and node.lineno < retracts[0].lineno]
+        found = [node for node in ast.walk(pause.node) if takes_staged(node) and node.lineno < retracts[0].lineno]
         expect(
             len(found) == 1 and conjuncts(pause.guards(found[0])) <= STAGED and not pause.blocks(found[0]),
             "the requests of the staging queue taken before retract_all, whenever HiSparse is on",
@@ -45,17 +45,6 @@ def judge(tree: SourceTree) -> Verdict:
     expect(len(requeues) == 1, "one call of _add_request_to_queue in pause_generation", f"{len(requeues)}")
     expect_hookable(pause, "self", "recv_req")
     return Defective("pause_generation retracts what is in a batch; requests in the staging queue are in none")
-
-
-def _takes_staged(node: ast.AST) -> TypeGuard[ast.Assign | ast.AugAssign]:
-    """Whether a statement keeps the requests of the staging queue: ``... = [act.req for act in ...]``."""
-    if not isinstance(node, ast.Assign | ast.AugAssign) or not isinstance(node.value, ast.ListComp):
-        return False
-    loop = node.value.generators[0]
-    return (
-        ends_with(loop.iter, "hisparse_coordinator.ack_staging_queue")
-        and ast.unparse(node.value.elt) == f"{ast.unparse(loop.target)}.req"
-    )
 
 
 def pause_generation(original: Any, scheduler: Any, recv_req: Any) -> Any:

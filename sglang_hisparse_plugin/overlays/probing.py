@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable, Sequence
 from functools import wraps
-from typing import TypeVar
+from typing import TypeGuard, TypeVar
 
 from .. import upstream
 from ..patching.outcome import Absent, Unknown, Verdict
@@ -123,6 +123,17 @@ def _says_hisparse_is_on(guard: str) -> bool:
     node = ast.parse(guard, mode="eval").body
     return ends_with(node, "enable_hisparse") or ends_with(
         node.left if guard.endswith(" is not None") and isinstance(node, ast.Compare) else node, "hisparse_coordinator"
+    )
+
+
+def takes_staged(node: ast.AST) -> TypeGuard[ast.Assign | ast.AugAssign]:
+    """Whether a statement keeps requests of the staging queue: ``... = [act.req for act in ... if ...]``."""
+    if not isinstance(node, ast.Assign | ast.AugAssign) or not isinstance(node.value, ast.ListComp):
+        return False
+    loop = node.value.generators[0]
+    return (
+        ends_with(loop.iter, "hisparse_coordinator.ack_staging_queue")
+        and ast.unparse(node.value.elt) == f"{ast.unparse(loop.target)}.req"
     )
 
 

@@ -83,11 +83,13 @@ SLIPS = [
     (OLD, "direct-flag", "+        req.hisparse_staging = False", "+        req.hisparse_staging = True"),
     (OLD, "retract-order", "coordinator.retract_req(req)\ndiff", "coordinator.retract_req(idx)\ndiff"),
     (OLD, "pause-staged", "coordinator.ack_staging_queue", "coordinator.ack_queue"),
+    (OLD, "staging-abort", "coordinator.ack_staging_queue", "coordinator.ack_queue"),
     (OLD, "quick-finish", "coordinator.request_finished(req)", "coordinator.retract_req(req)"),
     (OLD, "batch-full", "batch_is_full = False", "batch_is_full = True"),
     (OLD, "slot-count", "or self.enable_hisparse:", "or self.enable_hicache:"),
     (OLD, "idle-staging", "has_ongoing_staging()", "has_ongoing_stagings()"),
     ("0.5.23", "pause-staged", "coordinator.ack_staging_queue", "coordinator.ack_queue"),
+    ("0.5.23", "staging-abort", "coordinator.ack_staging_queue", "coordinator.ack_queue"),
     ("0.5.23", "checksum-drop", "coordinator.request_finished(req)", "coordinator.retract_req(req)"),
     ("0.5.23", "chunked-abort", "coordinator.request_finished(req)", "coordinator.retract_req(req)"),
 ]

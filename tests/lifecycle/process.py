@@ -7,8 +7,10 @@ VARIANT is "plugin" to register the plugin first; anything else leaves SGLang as
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
+import pkgutil
 import sys
 import traceback
 from collections.abc import Callable
@@ -57,18 +59,23 @@ def _scenarios(mode: str, wanted: tuple[str, ...]) -> dict[str, object]:
     from . import server
 
     scheduler = server.start(*MODES[mode])
-    from .scenarios import SCENARIOS
+    return {name: _forked(lambda name=name: _run(scheduler, name)) for name in wanted or _stories()}
 
-    return {name: _forked(lambda name=name: _run(scheduler, name)) for name in wanted or SCENARIOS}
+
+def _stories() -> dict[str, Callable]:
+    """Every scenario by name, from every file of them."""
+    for module in pkgutil.iter_modules([os.path.dirname(__file__)]):
+        if module.name.startswith("scenarios"):
+            importlib.import_module(f".{module.name}", __package__)
+    return sys.modules[f"{__package__}.scenarios"].SCENARIOS
 
 
 def _run(scheduler, name: str) -> dict[str, object]:
-    from .scenarios import SCENARIOS
     from .world import World
 
     world, crash = World(scheduler), ""
     try:
-        SCENARIOS[name](world)
+        _stories()[name](world)
     except Exception as error:
         calls = [
             f"{f.name} ({os.path.basename(f.filename)}:{f.lineno})" for f in traceback.extract_tb(error.__traceback__)

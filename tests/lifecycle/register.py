@@ -14,6 +14,7 @@ UNSERVED = ("0.5.13",)
 """Releases that, unchanged, end with the first request that decodes; only `plain` is judged on them."""
 
 HOST_LEAK, DEVICE_LEAK = "host rows in no hand", "device pages in no hand"
+DECODED = "the aborted request was decoded"
 
 
 def _span(first: str, last: str) -> tuple[str, ...]:
@@ -41,6 +42,10 @@ DEFECTS: dict[str, tuple[tuple[tuple[str, ...], str], ...]] = {
     "direct-flag": ((_span("0.5.10", "0.5.11"), "still taken for staging"),),
     "checksum-mismatch": ((("0.5.23",), HOST_LEAK),),
     "chunked-abort": ((("0.5.23",), DEVICE_LEAK),),
+    "abort-staged": ((ALL, DECODED),),
+    "abort-transferred": ((ALL, DECODED),),
+    "abort-everything": ((ALL, "gone ended as [], not as aborted once"),),
+    "abort-slow-transfer": ((ALL, DECODED),),
 }
 
 

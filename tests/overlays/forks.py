@@ -200,6 +200,16 @@ FORKS = (
         "self.pp_size > 2",
         "> 2",
     ),
+    Fork(
+        "staging-abort",
+        "another meaning",
+        NEW,
+        SCHEDULER,
+        "Scheduler.abort_request",
+        "or req.rid.startswith(recv_req.rid):\n                to_del",
+        "or recv_req.means(req):\n                to_del",
+        "recv_req.means",
+    ),
     # a fix that only looks like one
     Fork(
         "pause-staged",

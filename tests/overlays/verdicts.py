@@ -11,6 +11,7 @@ VERDICTS = {
     "direct-flag      ": "- D D D F F F F F F",
     "retract-order    ": "- D D F F F F F F F",
     "pause-staged     ": "- D D D D D D D D D",
+    "staging-abort    ": "- D D D D D D D D D",
     "quick-finish     ": "- D D F F F F F F F",
     "checksum-drop    ": "- - - - - - - - - D",
     "chunked-abort    ": "- - - - - - - - - D",
