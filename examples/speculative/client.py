@@ -62,19 +62,47 @@ def measure(url: str, mode: str, prompts: list[list[int]], steps: int) -> tuple[
         OSError: the server cannot be reached, or refuses.
         ValueError: `steps` is so short that the first request ends before the last one has begun to decode.
     """
-    before = _swap_in(url)
+    before = swap_in_counts(url)
+    streams = send(url, prompts, steps)
+    each = rate(streams)
+    if before:
+        time.sleep(METRICS_INTERVAL)
+    hits = hit_rate(before, swap_in_counts(url))
+    row = Row(mode, len(prompts), len(prompts[0]), each, 1000 * len(prompts) / each, acceptance(streams), hits)
+    return row, streams
+
+
+def send(url: str, prompts: list[list[int]], steps: int, patience: float = PATIENCE) -> list[Stream]:
+    """Send all prompts at once, each for `steps` tokens; `patience`: seconds without an answer.
+
+    Raises:
+        OSError: the server cannot be reached, refuses, or is silent for too long.
+    """
     with ThreadPoolExecutor(len(prompts)) as pool:
-        streams = list(pool.map(lambda prompt: _stream(url, prompt, steps), prompts))
+        return list(pool.map(lambda prompt: _stream(url, prompt, steps, patience), prompts))
+
+
+def rate(streams: list[Stream]) -> float:
+    """Tokens per second of all requests, while all of them decode.
+
+    Raises:
+        ValueError: they never do, or for too short a time to tell.
+    """
     begin = max(stream.arrivals[0][0] for stream in streams)
     end = min(stream.arrivals[-1][0] for stream in streams)
-    if end <= begin:
-        raise ValueError(f"{steps} tokens are too few for {len(prompts)} requests to decode at the same time")
-    tokens = sum(_tokens_at(stream, end) - _tokens_at(stream, begin) for stream in streams)
-    rate = tokens / (end - begin)
+    total = 0.0
+    for stream in streams:
+        inside = [(when, count) for when, count in stream.arrivals if begin <= when <= end]
+        if len(inside) < 2 or inside[0][0] == inside[-1][0]:
+            raise ValueError(f"too few tokens for {len(streams)} requests to decode at the same time: ask for more")
+        total += (inside[-1][1] - inside[0][1]) / (inside[-1][0] - inside[0][0])
+    return total
+
+
+def acceptance(streams: list[Stream]) -> float | None:
+    """Tokens per verification; None without speculative decoding."""
     verifications = sum(stream.verifications for stream in streams)
-    accepted = sum(len(stream.tokens) - 1 for stream in streams) / verifications if verifications else None
-    row = Row(mode, len(prompts), len(prompts[0]), rate, 1000 * len(prompts) / rate, accepted, _hit_rate(url, before))
-    return row, streams
+    return sum(len(stream.tokens) - 1 for stream in streams) / verifications if verifications else None
 
 
 def show(rows: list[dict[str, Any]], console: Console | None = None) -> None:
@@ -89,14 +117,14 @@ def show(rows: list[dict[str, Any]], console: Console | None = None) -> None:
     (console or Console()).print(table)
 
 
-def _stream(url: str, prompt: list[int], steps: int) -> Stream:
+def _stream(url: str, prompt: list[int], steps: int, patience: float) -> Stream:
     sampling = {"temperature": 0, "max_new_tokens": steps, "ignore_eos": True}
     body = json.dumps({"input_ids": prompt, "sampling_params": sampling, "stream": True}).encode()
     request = urllib.request.Request(f"{url}/generate", body, {"Content-Type": "application/json"})
     arrivals: list[tuple[float, int]] = []
     tokens: list[int] = []
     piece: dict[str, Any] = {}
-    with urllib.request.urlopen(request, timeout=PATIENCE) as answer:
+    with urllib.request.urlopen(request, timeout=patience) as answer:
         for line in answer:
             text = line.decode().removeprefix("data:").strip()
             if not text or text == "[DONE]":
@@ -116,12 +144,8 @@ def _grown(tokens: list[int], new: list[int], total: int) -> list[int]:
     return new if len(new) == total else tokens + new
 
 
-def _tokens_at(stream: Stream, moment: float) -> int:
-    return max(count for when, count in stream.arrivals if when <= moment)
-
-
-def _swap_in(url: str) -> dict[str, float]:
-    """Hits and misses so far; empty where the server does not tell."""
+def swap_in_counts(url: str) -> dict[str, float]:
+    """Hits and misses until at most METRICS_INTERVAL ago; empty where the server does not tell."""
     try:
         with urllib.request.urlopen(f"{url}/metrics", timeout=30) as answer:
             text = answer.read().decode()
@@ -133,11 +157,9 @@ def _swap_in(url: str) -> dict[str, float]:
     return found
 
 
-def _hit_rate(url: str, before: dict[str, float]) -> float | None:
-    if not before:
-        return None
-    time.sleep(METRICS_INTERVAL)
-    grown = {name: count - before.get(name, 0) for name, count in _swap_in(url).items()}
+def hit_rate(before: dict[str, float], after: dict[str, float]) -> float | None:
+    """Selected rows that the hot buffer held, between two readings; None if nothing was counted."""
+    grown = {name: count - before.get(name, 0) for name, count in after.items()}
     selected = sum(grown.values())
     return grown["hits"] / selected if selected else None
 

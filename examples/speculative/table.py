@@ -1,33 +1,42 @@
 """One table: four ways to serve, with each swap-in kernel, at several loads, on a model shaped like DeepSeek-V3.2.
 
-    python table.py --json rows.json          # about eight minutes on an H200
+    python table.py --json rows.json          # at most eight minutes on an H200
     python table.py --device cpu              # a small model: shows that it runs, its times mean nothing
 
 The model has the attention of DeepSeek-V3.2 (128 heads, latent 512 + 64, indexer 64 x 128, top-k 2048), four layers
 and no MLP to speak of. It is the demo's: prompts have a known answer, and a wrong one is an error here, not a row.
 Its rows are chosen without any locality, so its hit rates are as low as they can be.
+
+All servers start together and then take turns, load by load, the small ones first, so that what drifts drifts for all.
+Each turn adds a sample to every row; when the time is up, what there is stands in the file.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import itertools
 import json
+import signal
+import statistics
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
-from datetime import datetime, timezone
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import client
 from rich.console import Console
+from rich.table import Table
 
-from sglang_hisparse_plugin import __version__, installation
+from sglang_hisparse_plugin import installation
 from sglang_hisparse_plugin.cli import demo
 from sglang_hisparse_plugin.demo import model, releases, setup
 from sglang_hisparse_plugin.demo.model import Draft
-from sglang_hisparse_plugin.demo.server import ServerFailed
+from sglang_hisparse_plugin.demo.server import Server, ServerFailed, stop_all
 
 V32 = model.Dims(
     heads=128,
@@ -40,6 +49,8 @@ V32 = model.Dims(
     hidden=2048,
     layers=4,
 )
+#: One piece of an answer for so many tokens: sending each by itself would take longer than four layers do.
+STREAM_INTERVAL = 8
 
 
 @dataclass(frozen=True)
@@ -51,15 +62,152 @@ class Mode:
     draft: Draft | None
     kernel: str | None = None
     """Whose swap-in."""
+    beside: str = ""
+    """The same without HiSparse."""
+
+    @property
+    def label(self) -> str:
+        return f"{self.name}-{self.kernel}" if self.kernel else self.name
 
 
 MODES = (
     Mode("plain", hisparse=False, draft=None),
-    Mode("hisparse", hisparse=True, draft=None, kernel="ours"),
-    Mode("hisparse", hisparse=True, draft=None, kernel="upstream"),
+    Mode("hisparse", hisparse=True, draft=None, kernel="ours", beside="plain"),
+    Mode("hisparse", hisparse=True, draft=None, kernel="upstream", beside="plain"),
     Mode("speculative", hisparse=False, draft=Draft.RIGHT),
-    Mode("both", hisparse=True, draft=Draft.RIGHT, kernel="ours"),  # SGLang's kernels know no draft tokens
+    # SGLang's kernels know no draft tokens
+    Mode("both", hisparse=True, draft=Draft.RIGHT, kernel="ours", beside="speculative"),
 )
+Load = tuple[int, int]  #: requests at once, tokens of each prompt
+
+
+@dataclass
+class Cell:
+    """What one server did with one load, a sample for each turn."""
+
+    tokens_per_s: list[float] = field(default_factory=list)
+    acceptance: list[float] = field(default_factory=list)
+    hit_rate: list[float] = field(default_factory=list)
+
+    def row(self, mode: Mode, load: Load) -> dict[str, Any]:
+        """For the record: medians, and the lowest and highest. A step is a forward pass of the model."""
+        requests, context = load
+        accepted = statistics.median(self.acceptance) if self.acceptance else None
+        per_token = [1000 * requests / rate for rate in self.tokens_per_s]
+        per_step = [ms * (accepted or 1) for ms in per_token]
+        return {
+            "mode": mode.name,
+            "kernel": mode.kernel,
+            "concurrency": requests,
+            "context": context,
+            "samples": len(self.tokens_per_s),
+            "tokens_per_s": statistics.median(self.tokens_per_s),
+            "tokens_per_s_spread": [min(self.tokens_per_s), max(self.tokens_per_s)],
+            "ms_per_token": statistics.median(per_token),
+            "ms_per_step": statistics.median(per_step),
+            "ms_per_step_spread": [min(per_step), max(per_step)],
+            "acceptance": accepted,
+            "hit_rate": statistics.median(self.hit_rate) if self.hit_rate else None,
+        }
+
+
+class Seat:
+    """A server that takes its turns. How often the buffer hit is asked before the next turn: metrics come late."""
+
+    def __init__(self, mode: Mode, server: Server, options: argparse.Namespace) -> None:
+        self.mode, self.options = mode, options
+        self.url = f"http://127.0.0.1:{server.port}"
+        self.cells: dict[Load, Cell] = {}
+        self._open: tuple[Cell, dict[str, float], float] | None = None
+
+    def warm_up(self) -> None:
+        """What is compiled at its first use is compiled now."""
+        client.send(self.url, [model.prompt(min(self.options.context), seed) for seed in range(2)], 64)
+
+    def turn(self, load: Load) -> None:
+        """Add a sample.
+
+        Raises:
+            OSError, ValueError: the server did not answer, or too soon to be measured.
+            ServerFailed: a token was wrong.
+        """
+        self.close()
+        requests, context = load
+        prompts = [model.prompt(context, seed) for seed in range(requests)]
+        before = client.swap_in_counts(self.url) if self.mode.hisparse else {}
+        streams = client.send(self.url, prompts, self.options.steps, self.options.patience)
+        for prompt, stream in zip(prompts, streams, strict=True):
+            if stream.tokens != model.walk(prompt, self.options.steps):
+                raise ServerFailed("a wrong token")
+        rate, accepted = client.rate(streams), client.acceptance(streams)
+        cell = self.cells.setdefault(load, Cell())
+        cell.tokens_per_s.append(rate)
+        cell.acceptance += [] if accepted is None else [accepted]
+        self._open = (cell, before, time.monotonic()) if before else None
+
+    def close(self) -> None:
+        """Ask how the last turn hit, once the metrics must know."""
+        if self._open is None:
+            return
+        (cell, before, ended), self._open = self._open, None
+        time.sleep(max(0.0, ended + client.METRICS_INTERVAL - time.monotonic()))
+        hits = client.hit_rate(before, client.swap_in_counts(self.url))
+        cell.hit_rate += [] if hits is None else [hits]
+
+
+class Record:
+    """All rows, written anew after each turn."""
+
+    def __init__(self, options: argparse.Namespace, release: str) -> None:
+        machine = demo.machine(options.device)
+        commit = options.commit or machine["commit"]
+        self.head = machine | {"commit": commit, "steps": options.steps, "draft_tokens": options.draft_tokens}
+        self.common = {"release": release, "device": machine["hardware"], "commit": commit}
+        self.file: Path | None = options.json
+        self.failures: list[str] = []
+        self.seats: list[Seat] = []
+
+    def rows(self) -> list[dict[str, Any]]:
+        """A row for each server and load that has a sample."""
+        loads = dict.fromkeys(load for seat in self.seats for load in seat.cells)
+        return [
+            seat.cells[load].row(seat.mode, load) | self.common
+            for load in loads
+            for seat in self.seats
+            if load in seat.cells
+        ]
+
+    def costs(self) -> list[dict[str, Any]]:
+        """Milliseconds that HiSparse adds to a step, beside the same server without it."""
+        by_mode = {(row["mode"], row["kernel"], row["concurrency"], row["context"]): row for row in self.rows()}
+        found = []
+        for (name, kernel, *load), row in by_mode.items():
+            mode = next(mode for mode in MODES if (mode.name, mode.kernel) == (name, kernel))
+            without = by_mode.get((mode.beside, None, *load))
+            if without:
+                names = {key: row[key] for key in ("mode", "kernel", "concurrency", "context")}
+                found.append(names | {"ms_per_step": row["ms_per_step"], "without": without["ms_per_step"]})
+        return found
+
+    def write(self) -> None:
+        """To the file, if there is one."""
+        if self.file:
+            text = json.dumps(
+                self.head | {"rows": self.rows(), "costs": self.costs(), "failures": self.failures}, indent=1
+            )
+            self.file.write_text(text + "\n")
+
+    def show(self) -> None:
+        """Print the rows, what HiSparse costs, and what failed."""
+        client.show(self.rows())
+        table = Table("mode", "kernel", "requests", "context", "ms/step", "without HiSparse", "more")
+        for cost in self.costs():
+            ours, without = cost["ms_per_step"], cost["without"]
+            sizes = (cost["mode"], cost["kernel"], str(cost["concurrency"]), str(cost["context"]))
+            table.add_row(*sizes, f"{ours:.2f}", f"{without:.2f}", f"{ours - without:+.2f}")
+        Console().print(table)
+        for failure in self.failures:
+            print(failure, file=sys.stderr)
 
 
 def scale(options: argparse.Namespace) -> setup.Scale:
@@ -76,36 +224,65 @@ def scale(options: argparse.Namespace) -> setup.Scale:
         long=(longest,),
         crowd=(longest, longest),
         steps=options.steps,
+        patience=min(base.patience, 30 * options.minutes),
     )
 
 
-def measure(launcher: setup.Launcher, mode: Mode, options: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """A row for each load, from one server."""
-    skip = "swap-in" if mode.kernel == "upstream" else ""
-    name = f"{mode.name}-{mode.kernel}"
-    server = launcher.server(name, hisparse=mode.hisparse, draft=mode.draft, skip=skip)
-    server.command.append("--enable-metrics")
-    with server:
-        warm_up = [model.prompt(min(options.context), seed) for seed in range(2)]
-        client.measure(f"http://127.0.0.1:{server.port}", mode.name, warm_up, options.steps)  # compiles what is left to
-        for context in options.context:
-            for concurrency in options.concurrency:
-                launcher.progress(f"{name}: {concurrency} x {context}")
-                prompts = [model.prompt(context, seed) for seed in range(concurrency)]
-                row, streams = client.measure(f"http://127.0.0.1:{server.port}", mode.name, prompts, options.steps)
-                for prompt, stream in zip(prompts, streams, strict=True):
-                    if stream.tokens != model.walk(prompt, options.steps):
-                        raise ServerFailed(f"{name}: a wrong token, {concurrency} x {context}")
-                yield asdict(row) | {"kernel": mode.kernel, "release": launcher.target.name}
+def loads(options: argparse.Namespace) -> list[Load]:
+    """The small ones first."""
+    return sorted(itertools.product(options.concurrency, options.context), key=lambda load: load[0] * load[1])
 
 
-def where(device: str) -> dict[str, Any]:
-    """The device and the commit of a row."""
-    machine = demo.machine(device)
-    return {"device": machine["hardware"], "commit": machine["commit"]}
+@contextlib.contextmanager
+def started(
+    launcher: setup.Launcher, modes: list[Mode], options: argparse.Namespace, record: Record, say: Console
+) -> Iterator[list[Seat]]:
+    """Start all servers and warm them up; a failure is recorded, and the others go on."""
+    begun = time.monotonic()
+    with contextlib.ExitStack() as stack:
+
+        def one(mode: Mode) -> Seat | None:
+            skip = "swap-in" if mode.kernel == "upstream" else ""
+            server = launcher.server(mode.label, hisparse=mode.hisparse, draft=mode.draft, skip=skip)
+            server.command += ["--enable-metrics", f"--stream-interval={STREAM_INTERVAL}"]
+            try:
+                seat = Seat(mode, stack.enter_context(server), options)
+                seat.warm_up()
+                say.print(f"{mode.label} is ready after {time.monotonic() - begun:.0f} s")
+                return seat
+            except (OSError, ServerFailed) as error:
+                record.failures.append(f"{mode.label} did not start: {error}")
+                return None
+
+        with ThreadPoolExecutor(options.starts or len(modes)) as pool:
+            seats = list(pool.map(one, modes))
+        yield [seat for seat in seats if seat]
 
 
-def main() -> int:
+def take_turns(record: Record, options: argparse.Namespace, deadline: float, say: Console) -> None:
+    """Sample every load on every server, `repeats` times or until the time is up."""
+    turns = itertools.product(range(options.repeats), loads(options), record.seats)
+    failed: set[tuple[Seat, Load]] = set()
+    for number, load, seat in turns:
+        if (seat, load) in failed:
+            continue
+        where = f"{seat.mode.label}, {load[0]} x {load[1]}"
+        if time.monotonic() > deadline:
+            record.failures.append(f"stopped when the {options.minutes:g} minutes were over, before {where}")
+            break
+        try:
+            seat.turn(load)
+            say.print(f"{number + 1}/{options.repeats} {where}: {seat.cells[load].tokens_per_s[-1]:.0f} tokens/s")
+        except (OSError, ServerFailed, ValueError) as error:
+            failed.add((seat, load))
+            record.failures.append(f"{where}: {error}")
+        record.write()
+    for seat in record.seats:
+        seat.close()
+    record.write()
+
+
+def arguments() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=sorted(setup.SCALES), default="cuda")
@@ -114,37 +291,47 @@ def main() -> int:
     parser.add_argument("--kernels", nargs="+", choices=("ours", "upstream"), default=("ours", "upstream"))
     parser.add_argument("--concurrency", type=int, nargs="+", default=(1, 4, 8), metavar="N")
     parser.add_argument("--context", type=int, nargs="+", metavar="TOKENS", help="default: 8192 32768; on a CPU 500")
-    parser.add_argument("--steps", type=int, default=256, metavar="TOKENS", help="to generate for each request")
+    parser.add_argument("--steps", type=int, default=512, metavar="TOKENS", help="to generate for each request")
     parser.add_argument("--draft-tokens", type=int, choices=(2, 3, 4), default=3, metavar="N")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows there, too, after every server")
+    parser.add_argument("--repeats", type=int, default=3, metavar="N", help="samples of each row")
+    parser.add_argument("--minutes", type=float, default=8, metavar="N", help="begin no turn after so long")
+    parser.add_argument("--patience", type=float, default=120, metavar="S", help="for a server that says nothing")
+    parser.add_argument("--starts", type=int, metavar="N", help="servers that start at a time; default: all")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows there, too, after every turn")
+    parser.add_argument("--commit", help="for the record, where this is no checkout")
     options = parser.parse_args()
     options.context = options.context or ([8192, 32768] if options.device == "cuda" else [500])
+    return options
+
+
+def main() -> int:
+    """Exit code 0: every row was measured as often as asked."""
+    options = arguments()
+    deadline = time.monotonic() + 60 * options.minutes
     modes = [m for m in MODES if m.name in options.modes and (m.kernel or "ours") in options.kernels]
     root = releases.fetch(options.release) if options.release else installation.find(None).root
     target = setup.Target(installation.find(root).version, root)
-    console = Console(stderr=True)
-    rows: list[dict[str, Any]] = []
-    failures = []
+    say = Console(stderr=True, highlight=False)
+    record = Record(options, target.name)
     with tempfile.TemporaryDirectory(prefix="sglang-hisparse-table-") as work:
         sizes = scale(options)
-        console.print("writing the model")
+        say.print("writing the model")
         weights = model.write(Path(work) / "model", sizes.dims)
         variant = setup.Variant(draft_tokens=options.draft_tokens)
-        launcher = setup.Launcher(target, sizes, weights, Path(work), console.print, variant)
-        for mode in modes:
-            try:
-                for row in measure(launcher, mode, options):
-                    rows.append(row | where(options.device))
-            except (OSError, ServerFailed, ValueError) as error:
-                failures.append(f"{mode.name}, kernel {mode.kernel or '-'}: {error}")
-            if options.json:
-                record = {"date": datetime.now(timezone.utc).isoformat(timespec="seconds"), "plugin": __version__}
-                options.json.write_text(json.dumps(record | {"rows": rows, "failures": failures}, indent=1))
-    client.show(rows)
-    for failure in failures:
-        print(failure, file=sys.stderr)
-    return 1 if failures else 0
+        launcher = setup.Launcher(target, sizes, weights, Path(work), lambda text: None, variant)
+        say.print(f"starting {len(modes)} servers")
+        with started(launcher, modes, options, record, say) as record.seats:
+            record.write()
+            take_turns(record, options, deadline, say)
+    record.show()
+    return 1 if record.failures else 0
+
+
+def _interrupted(*_: Any) -> None:
+    stop_all()
+    raise SystemExit(143)
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, _interrupted)
     sys.exit(main())
