@@ -56,6 +56,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerProcessor)
   __syncthreads();  // all bits are there
   Totals totals = total(s, rank);
   if constexpr (Config::kCluster > 1) ptx::mailbox_wait(&s.found_mailbox);  // nobody reads the tables any more
+  if (p.counters && threadIdx.x < 32) count_hits(p, (rank == 0 ? Config::kTopK : 0) - s.no_slot, rank == 0);
   bool repeated = false;
   if (totals.misses != 0) {  // or a token stands in the top-k twice, and only once in the buffer
     look_for_repeats(s);
@@ -68,12 +69,13 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerProcessor)
       totals.misses = count_unsettled(s);
     }
   }
-  if (threadIdx.x < 32) report(s, p, row, rank, totals.misses);
+  if (rank == 0 && p.miss_count && threadIdx.x == 0) p.miss_count[row] = totals.misses;
   if (totals.misses == 0) {
     write_lru(s, r.lru, rank, totals);
   } else {
     const Work<Config> work(s, totals.misses, rank);
     auto misses = work.place(s, p, r, 0);
+    if (rank == 0 && p.counters && threadIdx.x < 32) count_misses(p, totals.misses);
     write_lru(s, r.lru, rank, totals);  // while the addresses of the rows are on their way
     for (int round = 0;; ++round) {
       work.record(misses, p, r, row, round);

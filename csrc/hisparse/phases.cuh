@@ -107,13 +107,24 @@ __device__ __forceinline__ void clear(SharedMemory<Config>& s, int rank) {
   }
 }
 
-// Lanes 0 .. 4 of one warp count a request: one instruction. `hits` may be of a part of the request.
-__device__ __forceinline__ void count_request(const SwapInParams& p, int hits, int misses) {
+// Counting is done by one warp, a lane for each counter. Every request is first counted as one without a miss, in few
+// instructions: on the way of a call that misses nothing there is no time to spare.
+__device__ __forceinline__ void count_hits(const SwapInParams& p, int hits, bool request) {
   const int lane = threadIdx.x % 32;
-  const int bits = min(32 - __clz(misses), kCounters - kMissCounters - 1);
-  const int64_t add = lane == 0 ? hits : lane == 1 ? misses : lane == 2 ? int64_t{misses} * p.row_bytes : 1;
-  const int at = lane < kMissCounters ? lane : kMissCounters + bits;
-  if (lane <= kMissCounters && add != 0) atomicAdd(p.counters + at, static_cast<unsigned long long>(add));
+  const int64_t add = lane == 0 ? hits : lane == 3 || lane == kMissCounters ? request : 0;
+  if (add != 0) atomicAdd(p.counters + lane, static_cast<unsigned long long>(add));
+}
+
+// What `count_hits` took for hits were misses: done while rows are on their way.
+__device__ __forceinline__ void count_misses(const SwapInParams& p, int misses) {
+  const int lane = threadIdx.x % 32, bucket = kMissCounters + min(32 - __clz(misses), kCounters - kMissCounters - 1);
+  const int64_t add = lane == 0   ? -misses
+                      : lane == 1 ? misses
+                      : lane == 2 ? int64_t{misses} * p.row_bytes
+                      : lane == 3 ? 1
+                                  : -1;
+  const int at = lane == 3 ? bucket : lane;
+  if (lane <= kMissCounters) atomicAdd(p.counters + at, static_cast<unsigned long long>(add));
 }
 
 // Padding, and sequences the buffer holds whole, in order: no tables but the locs are read, none is written.
@@ -129,12 +140,7 @@ __device__ __forceinline__ void answer_from_positions(
     hits += loc >= 0;
   }
   if (!p.counters || !r.real) return;
-  hits = __reduce_add_sync(~0u, hits);
-  if (rank == 0 && threadIdx.x < 32) {
-    count_request(p, hits, 0);
-  } else if (threadIdx.x % 32 == 0 && hits != 0) {
-    atomicAdd(p.counters, static_cast<unsigned long long>(hits));
-  }
+  count_hits(p, __reduce_add_sync(~0u, hits), rank == 0 && threadIdx.x < 32);
 }
 
 // Words of 32 entries or slots that a warp handles, kAtOnce of them in registers.
@@ -594,19 +600,6 @@ __device__ __forceinline__ void write_lru(
                                          : other_rank - misses;
     if (Config::kHot % 32 == 0 || position < Config::kHot) lru[to] = s.lru[position];
     hits_before += __popc(hits);
-  }
-}
-
-// One warp of each block.
-template <typename Config>
-__device__ __forceinline__ void report(
-    const SharedMemory<Config>& s, const SwapInParams& p, int row, int rank, int misses) {
-  if (rank == 0 && p.miss_count && threadIdx.x == 0) p.miss_count[row] = misses;
-  if (!p.counters) return;
-  if (rank == 0) {
-    count_request(p, Config::kTopK - misses - s.no_slot, misses);
-  } else if (threadIdx.x == 0 && s.no_slot != 0) {
-    atomicAdd(p.counters, 0ull - s.no_slot);
   }
 }
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import time
-from typing import Any
+import threading
 
 import torch
 from torch import Tensor
 
 from ..kernels.counters import COUNTERS
-
-POLL = 0.001  # seconds between two looks at whether the copy has arrived
+from .aside import Aside
 
 
 class Counters:
@@ -24,8 +22,10 @@ class Counters:
         self._layers = lru_slots
         self._device = torch.zeros(lru_slots.size(0), COUNTERS, dtype=torch.int64, device=lru_slots.device)
         self._rows = list(self._device.unbind())
-        self._host: Tensor | None = None
-        self._stream: Any = None
+        self._aside = Aside(lru_slots.device)
+        self._host = self._aside.host(*self._device.shape, dtype=torch.int64)
+        self._told = torch.zeros(self._host.shape, dtype=torch.int64)
+        self._reading = threading.Lock()  # metrics and log line are told by threads of their own
 
     def row(self, layer: int) -> Tensor:
         """[COUNTERS] int64 of a layer; its address never changes, so a CUDA graph may hold it."""
@@ -34,25 +34,13 @@ class Counters:
     def read(self) -> list[list[int]]:
         """[layers][COUNTERS], totals since the start; a layer that is being counted may be a few calls ahead.
 
-        On CUDA a side stream copies into pinned memory and an event is polled: neither the decode stream nor the
-        thread that launches on it waits. Not to be called while a graph is being captured.
+        Neither the decode stream nor the thread that launches on it waits, see `aside.py`. A call counts its misses as
+        hits for a moment (`csrc`), so a hit read in that moment may be taken back: what was told is not.
         """
-        if self._device.device.type != "cuda":
-            return self._numbers(self._device)
-        if self._host is None:
-            self._stream = torch.cuda.Stream(self._device.device)
-            self._host = torch.empty(self._device.shape, dtype=torch.int64, pin_memory=True)
-        with torch.cuda.stream(self._stream):
-            self._host.copy_(self._device, non_blocking=True)
-            copied = torch.cuda.Event()
-            copied.record(self._stream)
-        while not copied.query():
-            time.sleep(POLL)
-        return self._numbers(self._host)
-
-    @staticmethod
-    def _numbers(counts: Tensor) -> list[list[int]]:
-        return [[int(n) for n in row] for row in counts.tolist()]
+        with self._reading:
+            self._told = torch.maximum(self._told, self._aside.copy(self._host, self._device))
+            counts: list[list[int]] = self._told.tolist()
+        return counts
 
 
 _attached: dict[int, Counters] = {}

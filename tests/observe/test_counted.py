@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import logging
+import math
 import threading
+from dataclasses import replace
 from types import SimpleNamespace
 
 import prometheus_client
 import pytest
 import torch
 
+from sglang_hisparse_plugin.config import Config
 from sglang_hisparse_plugin.kernels.counters import BYTES, COPIES, COUNTERS, HITS, MISSES, REQUESTS
 from sglang_hisparse_plugin.observe import counters, events, metrics, start
 from sglang_hisparse_plugin.observe.exporter import Exporter
-from sglang_hisparse_plugin.observe.reporter import Reporter
+from sglang_hisparse_plugin.observe.reporter import LogLine, Reporter
 from sglang_hisparse_plugin.observe.sample import Sample, groups
+from sglang_hisparse_plugin.overlays import observe as observed
 from sglang_hisparse_plugin.overlays import swap_in as overlay
 
 LABELS = {"model_name": "m", "tp_rank": 0}
@@ -53,7 +58,7 @@ def row(hits: int, misses: int, size: int, requests: int, bucket: int) -> list[i
 
 
 def test_a_call_is_counted_in_the_row_of_its_layer() -> None:
-    start.prepare(SimpleNamespace(enable_metrics=True))
+    start.prepare(SimpleNamespace(enable_metrics=True), Config())
     lru = slots()
     start.attach(SimpleNamespace(lru_slots=lru))
     one_call(lru, 2)
@@ -61,6 +66,17 @@ def test_a_call_is_counted_in_the_row_of_its_layer() -> None:
     assert counted.read() == [[0] * COUNTERS, [0] * COUNTERS, row(2, 2, 10, 1, 2)]
     one_call(slots(), 0)  # another coordinator's tables
     assert counted.read()[0] == [0] * COUNTERS
+
+
+def test_what_was_told_is_not_taken_back() -> None:
+    """A call that is still running has its misses among its hits."""
+    counted = counters.attach(slots())
+    counted.row(1)[HITS], counted.row(1)[MISSES] = 4, 1
+    assert counted.read()[1] == row(4, 0, 0, 0, 0)[:MISSES] + [1] + [0] * 13
+    counted.row(1)[:] = torch.tensor(row(2, 2, 10, 1, 2))
+    assert counted.read()[1][:MISSES] == [4, 2, 10, 1]
+    counted.row(1)[HITS] += 3
+    assert counted.read()[1][HITS] == 5
 
 
 def test_the_row_of_a_layer_never_moves() -> None:
@@ -73,7 +89,7 @@ def test_the_row_of_a_layer_never_moves() -> None:
 
 def test_nothing_exists_when_nothing_is_asked_for() -> None:
     before, registered = threading.active_count(), len(list(prometheus_client.REGISTRY.collect()))
-    start.prepare(SimpleNamespace(enable_metrics=False))
+    start.prepare(SimpleNamespace(enable_metrics=False), Config())
     lru = slots()
     start.attach(SimpleNamespace(lru_slots=lru))
     one_call(lru, 0)
@@ -85,7 +101,7 @@ def test_nothing_exists_when_nothing_is_asked_for() -> None:
 
 
 def test_a_coordinator_of_another_make_is_not_watched(caplog: pytest.LogCaptureFixture) -> None:
-    start.prepare(SimpleNamespace(enable_metrics=True))
+    start.prepare(SimpleNamespace(enable_metrics=True), Config())
     start.attach(SimpleNamespace())
     assert "nothing is counted or recorded: AttributeError" in caplog.text
     assert start.counters_for({"lru_slots": slots()[0]}) is None
@@ -135,6 +151,26 @@ def test_prometheus_gets_totals_and_the_rate_of_the_last_interval() -> None:
     assert found[f"{p}overlay_info[('outcome', 'applied'), ('overlay', 'swap-in')]"] == 1
 
 
+def test_the_hit_rate_of_an_idle_server_is_no_number() -> None:
+    name = "sglang:hisparse_swap_in_hit_rate"
+    assert math.isnan(exported(Sample(), Sample([[0] * COUNTERS]))[name])
+    assert math.isnan(exported(Sample(), FIRST, SECOND, SECOND)[name])
+    assert exported(Sample(), FIRST, SECOND, SECOND)["sglang:hisparse_swap_in_hits_total[('layers', '0')]"] == 6
+
+
+def test_counters_are_there_before_they_move() -> None:
+    """Prometheus knows no rate of what appeared a moment ago."""
+    found = exported(Sample())
+    for name, value in (
+        ("retractions_total", ("stage", "running")),
+        ("retractions_total", ("stage", "staging")),
+        ("aborts_total", ("reason", "client")),
+        ("refused_admissions_total", ("reason", "BadRequestError")),
+        ("refused_admissions_total", ("reason", "queue_full")),
+    ):
+        assert found[f"sglang:hisparse_{name}[{value}]"] == 0
+
+
 def test_every_metric_of_the_table_is_exported_under_its_name() -> None:
     sample = Sample(FIRST.counts, FIRST.pools, 1, {(metrics.REFUSED, "BadRequestError"): 1})
     names = {name.partition("[")[0] for name in exported(Sample(), sample)}
@@ -153,6 +189,63 @@ def test_the_log_line() -> None:
     text = SECOND.since(FIRST).line()
     assert "hit rate 10.00%, 9.0 misses per request and layer, 0.0 MB" in text
     assert "host 6/10; 0 staging, retractions (running) 2, aborts (client) 1" in text
+
+
+def test_an_idle_server_logs_one_line_and_then_none_until_something_happens(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    busy, full = replace(SECOND, events=FIRST.events), replace(SECOND, pools={"host": (9, 10)}, events=FIRST.events)
+    late = replace(full, events={**FIRST.events, (metrics.ABORTS, "client"): 1})
+    samples = [FIRST, busy, busy, busy, busy, full, full, full, late, late, late, FIRST]
+    earlier, tell = Sample(), LogLine()
+    said = []
+    for sample in samples[:-1]:
+        caplog.clear()
+        tell.publish(sample, earlier)
+        earlier = sample
+        said.append([record.message for record in caplog.records])
+    assert [len(lines) for lines in said] == [1, 1, 1, 0, 0, 1, 0, 0, 1, 1, 0]
+    assert said[2] == ["HiSparse: no swap-in; pools host 6/10; 0 staging; the next line when something changes"]
+    assert said[8] == ["HiSparse: no swap-in; pools host 9/10; 0 staging, aborts (client) 1"]
+
+
+def test_a_server_that_swaps_in_the_same_all_the_time_is_not_silent(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    tell, twice = LogLine(), Sample([[2 * n for n in FIRST.counts[0]]], FIRST.pools, 2, FIRST.events)
+    tell.publish(replace(FIRST, events={}), Sample())
+    tell.publish(replace(twice, events={}), replace(FIRST, events={}))
+    assert len({record.message for record in caplog.records}) == 1 and len(caplog.records) == 2
+
+
+class Scheduler:
+    """One whose queue of one request is full."""
+
+    hisparse_coordinator: object | None = object()
+
+    def __init__(self) -> None:
+        self.waiting_queue = [SimpleNamespace(priority=1)]
+
+    def _abort_on_queued_limit(self, req: SimpleNamespace) -> bool:
+        if req.priority > 1:
+            self.waiting_queue.pop()
+        return req.priority <= 1
+
+
+@pytest.mark.parametrize(
+    ("req", "counted"),
+    [
+        (SimpleNamespace(priority=0), 1),
+        (SimpleNamespace(priority=2), 1),  # the one that waited goes
+        (SimpleNamespace(priority=0, hisparse_refused=True), 0),  # counted when fault was found with it
+    ],
+)
+def test_who_is_turned_away_by_a_full_queue_is_counted_once(req: SimpleNamespace, counted: int) -> None:
+    scheduler = Scheduler()
+    observed.abort_on_queued_limit(Scheduler._abort_on_queued_limit, scheduler, req)
+    assert events.read().get((metrics.REFUSED, "queue_full"), 0) == counted
+    scheduler = Scheduler()
+    scheduler.hisparse_coordinator = None
+    observed.abort_on_queued_limit(Scheduler._abort_on_queued_limit, scheduler, req)
+    assert events.read().get((metrics.REFUSED, "queue_full"), 0) == counted
 
 
 def test_a_failing_reading_is_logged_once_and_tried_again(caplog: pytest.LogCaptureFixture) -> None:
