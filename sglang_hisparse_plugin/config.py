@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Collection, Iterable, MutableMapping
+from collections.abc import Callable, Collection, MutableMapping
 from dataclasses import dataclass
+from typing import TypeVar
+
+T = TypeVar("T")
+Parse = Callable[[str, str], T]  # from the text and the name of what it stands in; "" for nothing
 
 MODES = {
     "auto": "apply what is known to be right on this SGLang, warn about the rest",
@@ -21,8 +25,15 @@ PLUGINS_VARIABLE = "SGLANG_PLUGINS"
 PLUGIN_NAME = "hisparse"
 
 
+LOG_INTERVALS = 1.0, 86400.0  #: seconds, shortest and longest
+
+
 class ConfigError(ValueError):
     """A setting has no meaning; the text names the choices."""
+
+
+class FlagError(ConfigError):
+    """It stands on the command line."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +46,15 @@ class Config:
     """Seconds between two log lines of what HiSparse did; 0: none."""
     trace_dir: str = ""
     """Folder in which traces can be asked for and are written; empty: none can."""
+    trace_layers: tuple[int, ...] = ()
+    """Layers that are recorded; empty: a few, evenly spread."""
+    complaints: tuple[str, ...] = ()
+    """Variables without meaning, for which the server goes on without what they ask for."""
+
+    @property
+    def observes(self) -> bool:
+        """Whether something was asked for that only a server with HiSparse can tell."""
+        return self.log_interval > 0 or bool(self.trace_dir)
 
     def export(self, environment: MutableMapping[str, str] = os.environ) -> None:
         """Leave the settings to child processes."""
@@ -42,40 +62,7 @@ class Config:
         environment[SKIP_VARIABLE] = ",".join(sorted(self.skip))
         environment[LOG_VARIABLE] = f"{self.log_interval:g}"
         environment[TRACE_VARIABLE] = self.trace_dir
-
-
-@dataclass(frozen=True)
-class Observation:
-    """What is to be observed in this process."""
-
-    metrics: bool
-    log_interval: float
-    trace_dir: str
-    trace_layers: tuple[int, ...]
-    """Layers that are recorded; empty: a few, evenly spread."""
-
-    @property
-    def counts(self) -> bool:
-        """Whether anybody reads the swap-in's counters."""
-        return self.metrics or self.log_interval > 0
-
-
-def observation(metrics: bool) -> Observation:
-    """What is to be observed, from the environment, where `Config.export` leaves what flags said.
-
-    Args:
-        metrics: whether the server exports metrics (``--enable-metrics``).
-
-    Raises:
-        ConfigError: a number is none.
-    """
-    layers = os.environ.get(TRACE_LAYERS_VARIABLE, "")
-    try:
-        wanted = tuple(sorted({int(layer) for layer in layers.split(",") if layer.strip()}))
-    except ValueError:
-        raise ConfigError(f"{TRACE_LAYERS_VARIABLE}: '{layers}' is no list of layers such as 0,30,60") from None
-    interval = _seconds(os.environ.get(LOG_VARIABLE, ""), LOG_VARIABLE)
-    return Observation(metrics, interval, os.environ.get(TRACE_VARIABLE, ""), wanted)
+        environment[TRACE_LAYERS_VARIABLE] = ",".join(map(str, self.trace_layers))
 
 
 def read(
@@ -87,23 +74,40 @@ def read(
 ) -> Config:
     """Settings from flag values; where a flag was not given, from the environment; else the defaults.
 
+    A variable that has no meaning ends nothing if mode is off, or if it only asks for something to be observed and mode
+    is auto. Which repairs run is never guessed.
+
     Raises:
-        ConfigError: an unknown mode, an id in the skip list that is not one of `ids`, or an interval that is none.
+        FlagError: a flag has no meaning.
+        ConfigError: a variable has none: the mode, an id in the skip list that is not one of `ids`; if strict, any.
     """
-    mode_source, skip_source = "--hisparse-plugin", "--hisparse-plugin-skip"
-    if mode is None:
-        mode_source, mode = MODE_VARIABLE, os.environ.get(MODE_VARIABLE) or "auto"
-    if skip is None:
-        skip_source, skip = SKIP_VARIABLE, os.environ.get(SKIP_VARIABLE, "")
-    interval_source = "--hisparse-plugin-log-interval"
-    if log_interval is None:
-        interval_source, log_interval = LOG_VARIABLE, os.environ.get(LOG_VARIABLE, "")
-    if trace is None:
-        trace = os.environ.get(TRACE_VARIABLE, "")
-    if mode not in MODES:
-        raise ConfigError(f"{mode_source}: '{mode}' is not one of {', '.join(MODES)}")
-    skipped = frozenset(_parse_skip(skip, skip_source, ids))
-    return Config(mode, skipped, _seconds(log_interval, interval_source), trace)
+    chosen = (
+        _parse_mode(mode, "--hisparse-plugin") if mode else _parse_mode(os.environ.get(MODE_VARIABLE), MODE_VARIABLE)
+    )
+    wrong: list[str] = []
+
+    def setting(given: str | None, flag: str, variable: str, parse: Parse[T], vital: bool = False) -> T:
+        try:
+            return parse(os.environ.get(variable, ""), variable) if given is None else parse(given, flag)
+        except ConfigError as error:
+            if given is not None:
+                raise FlagError(str(error)) from None
+            if vital and chosen != "off":
+                raise
+            wrong.append(str(error))
+            return parse("", variable)
+
+    left_out = setting(
+        skip, "--hisparse-plugin-skip", SKIP_VARIABLE, lambda text, source: _parse_skip(text, source, ids), vital=True
+    )
+    interval = setting(log_interval, "--hisparse-plugin-log-interval", LOG_VARIABLE, _parse_seconds)
+    folder = os.environ.get(TRACE_VARIABLE, "") if trace is None else trace
+    layers = setting(None, "", TRACE_LAYERS_VARIABLE, _parse_layers) if folder else ()
+    if folder and wrong and wrong[-1].startswith(TRACE_LAYERS_VARIABLE):
+        folder = ""
+    if wrong and chosen == "strict":
+        raise ConfigError("; ".join(wrong))
+    return Config(chosen, left_out, interval, folder, layers, () if chosen == "off" else tuple(wrong))
 
 
 def skipped() -> frozenset[str]:
@@ -140,15 +144,15 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         "--hisparse-plugin-log-interval",
         metavar="SECONDS",
         default=None,
-        help="Log hit rate, pools and retractions every so many seconds; 0: never. "
-        f"Default: 0, or the environment variable {LOG_VARIABLE}.",
+        help="Log hit rate, pools and retractions every so many seconds, 1 to 86400, while something happens; 0: "
+        f"never. Default: 0, or the environment variable {LOG_VARIABLE}.",
     )
     group.add_argument(
         "--hisparse-plugin-trace",
         metavar="DIR",
         default=None,
-        help="Let `sglang-hisparse explore --record DIR` record which tokens the model selects. "
-        f"Default: none, or the environment variable {TRACE_VARIABLE}.",
+        help="Let `sglang-hisparse explore --record DIR` record which tokens the model selects; takes 64 MiB of "
+        f"device memory. Default: none, or the environment variable {TRACE_VARIABLE}.",
     )
 
 
@@ -165,19 +169,36 @@ def take_flags(namespace: argparse.Namespace, ids: Collection[str]) -> Config:
 _FLAGS = (("mode", ""), ("skip", "_skip"), ("log_interval", "_log_interval"), ("trace", "_trace"))
 
 
-def _seconds(text: str, source: str) -> float:
+def _parse_mode(text: str | None, source: str) -> str:
+    if (text or "auto") not in MODES:
+        raise ConfigError(f"{source}: '{text}' is not one of {', '.join(MODES)}")
+    return text or "auto"
+
+
+def _parse_seconds(text: str, source: str) -> float:
+    shortest, longest = LOG_INTERVALS
     try:
         value = float(text or 0)
     except ValueError:
         value = -1.0
-    if not 0 <= value < float("inf"):
-        raise ConfigError(f"{source}: '{text}' is no number of seconds, 0 or more")
+    if value != 0 and not shortest <= value <= longest:
+        raise ConfigError(f"{source}: '{text}' is no number of seconds: 0 for never, or {shortest:g} to {longest:g}")
     return value
 
 
-def _parse_skip(text: str, source: str, ids: Collection[str]) -> Iterable[str]:
+def _parse_layers(text: str, source: str) -> tuple[int, ...]:
+    try:
+        layers = {int(layer) for layer in text.split(",") if layer.strip()}
+    except ValueError:
+        layers = {-1}
+    if min(layers, default=0) < 0:
+        raise ConfigError(f"{source}: '{text}' is no list of layers such as 0,30,60; no trace can be recorded")
+    return tuple(sorted(layers))
+
+
+def _parse_skip(text: str, source: str, ids: Collection[str]) -> frozenset[str]:
     wanted = [name.strip() for name in text.split(",") if name.strip()]
     unknown = [name for name in wanted if name not in ids]
     if unknown:
         raise ConfigError(f"{source}: no overlay is called {', '.join(unknown)}; there are {', '.join(ids)}")
-    return wanted
+    return frozenset(wanted)

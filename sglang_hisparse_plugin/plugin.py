@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import logging
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NoReturn
 
 import wrapt
 
 from . import __version__, config, installation, upstream
 from .observe import start as observe
+from .observe.request import unusable
 from .overlays import OVERLAYS
 from .patching import engine
 from .patching.hooker import Hooker, RegistryHooker, Shim, WraptHooker
@@ -74,7 +77,11 @@ def _hook_arguments(hooker: Hooker) -> None:
 
 def _hook_scheduler(hooker: Hooker) -> None:
     """Apply the overlays; what became of them is judged when a `Scheduler` is built with HiSparse on."""
-    settings = _settings()
+    try:
+        settings = config.read(ids)
+    except config.ConfigError:  # matters to a server with HiSparse alone, which says so and ends
+        _install_once(hooker, f"{SCHEDULER}:Scheduler.__init__", _scheduler_init)
+        return
     if settings.mode == "off":
         return
     tree = installation.find().tree
@@ -90,30 +97,49 @@ def _add_cli_args(original: Any, parser: argparse.ArgumentParser, *args: Any, **
 
 def _from_cli_args(original: Any, cls: Any, namespace: argparse.Namespace, *args: Any, **kwargs: Any) -> Any:
     """Read the flags, leave them to the children, and in strict mode stop here, before a model is loaded."""
+    serves = bool(getattr(namespace, "enable_hisparse", False))
     try:
         settings = config.take_flags(namespace, ids)
     except config.ConfigError as error:
-        _stop(str(error), code=2)
+        if serves or isinstance(error, config.FlagError):
+            _stop(str(error), code=2)
+        return original(cls, namespace, *args, **kwargs)
+    if settings.mode == "off":
+        _unheard(settings, "--hisparse-plugin is off")
+    for complaint in settings.complaints if serves else ():
+        logger.warning("HiSparse plugin: %s", complaint)
     settings.export()
-    if settings.mode == "strict" and getattr(namespace, "enable_hisparse", False):
+    if settings.mode == "strict" and serves:
         _enforce(settings, engine.plan(OVERLAYS, installation.find().tree, settings.skip))
     return original(cls, namespace, *args, **kwargs)
 
 
+def _unheard(settings: config.Config, why: str) -> None:
+    """Say that there will be nothing to observe, if that was asked for."""
+    if settings.observes:
+        logger.warning("HiSparse plugin: %s, so there is neither a log line nor a trace of it", why)
+
+
 def _scheduler_init(original: Any, scheduler: Any, server_args: Any, *args: Any, **kwargs: Any) -> Any:
-    if getattr(server_args, "enable_hisparse", False):
-        settings = _settings()
-        engine.verify(OVERLAYS, ledger)
-        first = upstream.tp_rank(installation.find().tree, (server_args, *args), kwargs) == 0
-        for level, line in report(ledger.outcomes, settings):
-            logger.log(level if first else logging.DEBUG, line)
-        _enforce(settings, ledger.outcomes)
-        if isinstance(ledger.outcomes.get("observe"), Applied):
-            observe.prepare(server_args)
-            result = original(scheduler, server_args, *args, **kwargs)
-            observe.start(scheduler, {name: LABELS[type(o)] for name, o in ledger.outcomes.items()}, first)
-            return result
-    return original(scheduler, server_args, *args, **kwargs)
+    first = upstream.tp_rank(installation.find().tree, (server_args, *args), kwargs) == 0
+    if not getattr(server_args, "enable_hisparse", False):
+        with contextlib.suppress(config.ConfigError):
+            if first:
+                _unheard(config.read(ids), "there is no --enable-hisparse")
+        return original(scheduler, server_args, *args, **kwargs)
+    settings = _settings()
+    engine.verify(OVERLAYS, ledger)
+    for level, line in report(ledger.outcomes, settings):
+        logger.log(level if first else logging.DEBUG, line)
+    _enforce(settings, ledger.outcomes)
+    if not isinstance(ledger.outcomes.get("observe"), Applied):
+        if first:
+            _unheard(settings, "overlay observe is not applied")
+        return original(scheduler, server_args, *args, **kwargs)
+    observe.prepare(server_args, settings)
+    result = original(scheduler, server_args, *args, **kwargs)
+    observe.start(scheduler, {name: LABELS[type(o)] for name, o in ledger.outcomes.items()}, first)
+    return result
 
 
 def report(outcomes: engine.Plan, settings: config.Config) -> list[tuple[int, str]]:
@@ -127,7 +153,7 @@ def report(outcomes: engine.Plan, settings: config.Config) -> list[tuple[int, st
     for overlay, outcome in outcomes.items():
         level = logging.WARNING if isinstance(outcome, Refused) else logging.INFO
         lines.append((level, f"HiSparse overlay {overlay}: {describe(outcome)}"))
-    return lines
+    return lines + [(logging.WARNING, f"HiSparse plugin: {complaint}") for complaint in settings.complaints]
 
 
 def describe(outcome: Outcome) -> str:
@@ -137,14 +163,18 @@ def describe(outcome: Outcome) -> str:
 
 
 def _enforce(settings: config.Config, outcomes: engine.Plan) -> None:
+    if settings.mode != "strict":
+        return
     refused = [f"{name} {describe(outcome)}" for name, outcome in outcomes.items() if isinstance(outcome, Refused)]
-    if settings.mode == "strict" and refused:
+    if refused:
         _stop(
             "--hisparse-plugin strict: "
             + "; ".join(refused)
             + ". Use a known SGLang release, --hisparse-plugin auto to "
             "go on without, or --hisparse-plugin-skip to leave out by name."
         )
+    if settings.trace_dir and (reason := unusable(Path(settings.trace_dir))):
+        _stop(f"--hisparse-plugin strict: no trace can be recorded: {reason}")
 
 
 def _settings() -> config.Config:

@@ -113,6 +113,7 @@ def mapping_of(coordinator: Any, req: Any) -> tuple[Any, Any]:
 
 #: `abort_reason` of a request whose client wanted no answer any more.
 CLIENT = "client"
+BAD_REQUEST = "BadRequestError"  #: and where SGLang's scheduler itself finds fault with a request
 
 
 def abort_reason(req: Any) -> str | None:

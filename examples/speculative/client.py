@@ -106,8 +106,9 @@ def acceptance(streams: list[Stream]) -> float | None:
 
 
 def show(rows: list[dict[str, Any]], console: Console | None = None) -> None:
-    """Print rows side by side."""
-    table = Table(*("mode", "kernel", "requests", "context", "tokens/s", "ms/token", "acceptance", "hit rate"))
+    """Print rows side by side, within 80 columns."""
+    names = ("mode", "kernel", "requests", "context", "tokens\nper s", "ms per\ntoken", "acceptance", "hit\nrate")
+    table = Table(*names, box=None, pad_edge=False, padding=(0, 1))
     for row in rows:
         numbers = [f"{row[name]:.1f}" for name in ("tokens_per_s", "ms_per_token")]
         acceptance = "-" if row["acceptance"] is None else f"{row['acceptance']:.2f}"

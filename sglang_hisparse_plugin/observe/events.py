@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
+from collections.abc import Iterator
 
 from .metrics import Metric
 
@@ -10,11 +12,23 @@ Events = dict[tuple[Metric, str], int]
 """How often, by metric and the value of its label."""
 
 _counts: Counter[tuple[Metric, str]] = Counter()
+_left_out: list[Metric] = []
 
 
 def count(metric: Metric, value: str, times: int = 1) -> None:
     """Add to a counter with one label of its own; other overlays may call this, too."""
-    _counts[metric, value] += times
+    if metric not in _left_out:
+        _counts[metric, value] += times
+
+
+@contextlib.contextmanager
+def left_out(metric: Metric) -> Iterator[None]:
+    """What happens meanwhile has another name."""
+    _left_out.append(metric)
+    try:
+        yield
+    finally:
+        _left_out.remove(metric)
 
 
 def read() -> Events:

@@ -6,8 +6,10 @@ process adds them up. So counters and histograms are added to, and gauges say "m
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
+from .. import upstream
 from ..kernels.counters import COPIES, MISS_BUCKETS
 from . import metrics
 from .sample import Sample
@@ -37,8 +39,8 @@ class Exporter:
             for metric, n in ((metrics.HITS, hits), (metrics.MISSES, misses), (metrics.BYTES, size)):
                 self._of(metric, layers=group).inc(n)
         self._of(metrics.MISSES_PER_CALL).add(new.misses_per_call, new.total(COPIES))
-        if (rate := new.hit_rate) is not None:
-            self._of(metrics.HIT_RATE).set(rate)
+        rate = new.hit_rate
+        self._of(metrics.HIT_RATE).set(math.nan if rate is None else rate)
         for pool, (used, size) in sample.pools.items():
             self._of(metrics.POOL_USED, pool=pool).set(used)
             self._of(metrics.POOL_SIZE, pool=pool).set(size)
@@ -52,7 +54,8 @@ class Exporter:
 
 _ZEROES = (
     *((metrics.RETRACTIONS, stage) for stage in ("running", "staging")),
-    (metrics.ABORTS, "client"),
+    (metrics.ABORTS, upstream.CLIENT),
+    *((metrics.REFUSED, reason) for reason in (upstream.BAD_REQUEST, metrics.QUEUE_FULL)),
 )
 
 

@@ -39,7 +39,12 @@ BYTES = Metric("swap_in_bytes", "counter", "bytes", "Bytes copied from host memo
 MISSES_PER_CALL = Metric(
     "swap_in_misses_per_call", "histogram", "rows", "Misses of one request in one step of one layer."
 )
-HIT_RATE = Metric("swap_in_hit_rate", "gauge", "0 to 1", "Hits per selected token since the last reading.")
+HIT_RATE = Metric(
+    "swap_in_hit_rate",
+    "gauge",
+    "0 to 1",
+    "Hits per selected token in the last five seconds; NaN if none was selected. For other spans use the counters.",
+)
 POOL_USED = Metric("pool_used_slots", "gauge", "slots", "Slots in use of a pool: device, host or logical.", ("pool",))
 POOL_SIZE = Metric("pool_slots", "gauge", "slots", "Slots of a pool: device, host or logical.", ("pool",))
 STAGING = Metric("staging_queue_reqs", "gauge", "requests", "Requests whose prompt is on its way to host memory.")
@@ -47,8 +52,13 @@ RETRACTIONS = Metric(
     "retractions", "counter", "requests", "Requests retracted, by where they were: running or staging.", ("stage",)
 )
 REFUSED = Metric(
-    "refused_admissions", "counter", "requests", "Requests refused with an error reply before they ran.", ("reason",)
+    "refused_admissions",
+    "counter",
+    "requests",
+    "Requests that the scheduler refused before they ran; the HTTP side's refusals are in sglang:http_responses_total.",
+    ("reason",),
 )
+QUEUE_FULL = "queue_full"  #: reason of `REFUSED`
 ABORTS = Metric("aborts", "counter", "requests", "Requests aborted, in the waiting queue or later.", ("reason",))
 OVERLAY = Metric("overlay_info", "gauge", "1", "What became of an overlay of the plugin.", ("overlay", "outcome"))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -66,19 +67,24 @@ class HotBuffer:
         return valid.size - missed.size, missed.size
 
 
-def replay(trace: Trace, size: int, warm_up: int) -> Outcome:
-    """Serve the trace with hot buffers of `size` tokens; the first `warm_up` calls of a request are not counted."""
+def replay(traces: Sequence[Trace], size: int, warm_up: int) -> Outcome:
+    """Serve the traces with hot buffers of `size` tokens; the first `warm_up` calls of a request are not counted."""
     outcome = Outcome(size)
+    for trace in traces:
+        _serve(trace, outcome, warm_up)
+    return outcome
+
+
+def _serve(trace: Trace, outcome: Outcome, warm_up: int) -> None:
     buffers: dict[tuple[int, int], HotBuffer] = {}
     for row in trace.rows:
         layer, slot, generation, length = (int(n) for n in row[:HEAD])
         buffer = buffers.get((layer, slot))
         if buffer is None or not buffer.serves(generation, length):
-            buffer = buffers[layer, slot] = HotBuffer(size)
+            buffer = buffers[layer, slot] = HotBuffer(outcome.hot_buffer)
         hits, misses = buffer.select(row[HEAD:], length)
         buffer.generation, buffer.length, buffer.calls = generation, length, buffer.calls + 1
         if buffer.calls > warm_up:
             outcome.calls += 1
             outcome.hits += hits
             outcome.misses += misses
-    return outcome

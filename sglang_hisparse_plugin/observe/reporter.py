@@ -54,6 +54,17 @@ class Reporter:
                 return
 
 
-def log_line(sample: Sample, earlier: Sample) -> None:
-    """Publish as a log line."""
-    logger.info("%s", sample.since(earlier).line())
+class LogLine:
+    """Publishes as log lines: one when nothing happens any more, and then none until something does."""
+
+    def __init__(self) -> None:
+        self._last = ""
+
+    def publish(self, sample: Sample, earlier: Sample) -> None:
+        """Log what lies between two samples."""
+        new = sample.since(earlier)
+        line = new.line()
+        if new.idle and line == self._last:
+            return
+        self._last = line
+        logger.info("%s", line)

@@ -46,6 +46,11 @@ class Sample:
         selected = self.total(HITS) + self.total(COPIES)
         return self.total(HITS) / selected if selected else None
 
+    @property
+    def idle(self) -> bool:
+        """Whether nothing was swapped in and nothing happened to a request."""
+        return not self.total(REQUESTS) and not any(self.events.values())
+
     def by_group(self) -> dict[str, tuple[int, int, int]]:
         """Hits, misses and bytes by name of the layer group, such as "0-7"."""
         return {
@@ -64,7 +69,8 @@ class Sample:
             )
         pools = ", ".join(f"{name} {used}/{size}" for name, (used, size) in self.pools.items())
         happened = "".join(f", {metric.name} ({value}) {n}" for (metric, value), n in self.events.items() if n)
-        return f"HiSparse: {swaps}; pools {pools}; {self.staging} staging{happened}"
+        quiet = "; the next line when something changes" if self.idle else ""
+        return f"HiSparse: {swaps}; pools {pools}; {self.staging} staging{happened}{quiet}"
 
 
 def tuple_of(rows: list[list[int]]) -> tuple[int, int, int]:

@@ -10,20 +10,36 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import dataclass
 from typing import Any
 
-from .. import config, upstream
-from .reporter import INTERVAL, Reporter, log_line
+from .. import upstream
+from ..config import Config
+from .reporter import INTERVAL, LogLine, Reporter
 
 logger = logging.getLogger(__name__)
 
-_wanted: dict[str, config.Observation] = {}  # under "now", from `prepare` on
+
+@dataclass(frozen=True)
+class Wanted:
+    """What is to be observed in this process."""
+
+    settings: Config
+    metrics: bool
+
+    @property
+    def counts(self) -> bool:
+        """Whether anybody reads the swap-in's counters."""
+        return self.metrics or self.settings.log_interval > 0
+
+
+_wanted: dict[str, Wanted] = {}  # under "now", from `prepare` on
 _running: list[Any] = []  # reporters and the recorder
 
 
-def prepare(server_args: Any) -> None:
+def prepare(server_args: Any, settings: Config) -> None:
     """Before the scheduler is built: coordinators built from now on are counted and recorded if asked for."""
-    _wanted["now"] = config.observation(bool(getattr(server_args, "enable_metrics", False)))
+    _wanted["now"] = Wanted(settings, bool(getattr(server_args, "enable_metrics", False)))
 
 
 def attach(coordinator: Any) -> None:
@@ -38,15 +54,15 @@ def attach(coordinator: Any) -> None:
         _wanted.clear()
 
 
-def _attach(coordinator: Any, wanted: config.Observation) -> None:
+def _attach(coordinator: Any, wanted: Wanted) -> None:
     if wanted.counts:
         from . import counters
 
         counters.attach(coordinator.lru_slots)
-    if wanted.trace_dir:
+    if wanted.settings.trace_dir:
         from . import trace
 
-        trace.attach(coordinator, wanted)
+        trace.attach(coordinator, wanted.settings)
 
 
 def start(scheduler: Any, outcomes: dict[str, str], first: bool) -> None:
@@ -67,9 +83,9 @@ def start(scheduler: Any, outcomes: dict[str, str], first: bool) -> None:
             from .exporter import Exporter
 
             _start(Reporter(read, Exporter(labels, outcomes).publish, INTERVAL))
-        if wanted.log_interval and first:
-            _start(Reporter(read, log_line, wanted.log_interval))
-    if wanted.trace_dir and first:
+        if wanted.settings.log_interval and first:
+            _start(Reporter(read, LogLine().publish, wanted.settings.log_interval))
+    if wanted.settings.trace_dir and first:
         from . import trace
 
         recorder = trace.recorder()
@@ -82,7 +98,7 @@ def counters_for(call: dict[str, Any]) -> Any:
     wanted = _wanted.get("now")
     if wanted is None:
         return None
-    if wanted.trace_dir:
+    if wanted.settings.trace_dir:
         from . import trace
 
         trace.record(call)
@@ -96,7 +112,7 @@ def counters_for(call: dict[str, Any]) -> Any:
 def forget(slot: int) -> None:
     """The request in this slot gives it up: a trace tells the next one from it."""
     wanted = _wanted.get("now")
-    if wanted is not None and wanted.trace_dir:
+    if wanted is not None and wanted.settings.trace_dir:
         from . import trace
 
         trace.forget(slot)

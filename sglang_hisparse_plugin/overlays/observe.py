@@ -13,24 +13,26 @@ from .probing import existing, expect_hookable, expect_plain, probe
 
 COORDINATOR = "HiSparseCoordinator"
 METHODS = ("retract_req", "request_finished")
+SCHEDULER_METHODS = ("abort_request", "_abort_on_queued_limit")
 
 
 def _functions(tree: SourceTree) -> tuple[FunctionSource, ...]:
     """What is hooked, in the order of the hooks."""
     init = existing(upstream.coordinator_method(tree, "__init__"), f"{COORDINATOR}.__init__")
     methods = [existing(upstream.coordinator_method(tree, name), f"{COORDINATOR}.{name}") for name in METHODS]
-    abort = existing(upstream.scheduler_method(tree, "abort_request"), "Scheduler.abort_request")
+    abort, queue = (existing(upstream.scheduler_method(tree, name), f"Scheduler.{name}") for name in SCHEDULER_METHODS)
     refuse = existing(tree.function(upstream.BATCH, "Req.set_finish_with_abort"), "Req.set_finish_with_abort")
-    return init, *methods, abort, refuse
+    return init, *methods, abort, queue, refuse
 
 
 @probe
 def judge(tree: SourceTree) -> Verdict:
-    init, retract, finished, abort, refuse = _functions(tree)
+    init, retract, finished, abort, queue, refuse = _functions(tree)
     expect_plain(init)
     for method in (retract, finished):
         expect_hookable(method, "self", "req")
-    expect_hookable(abort, "self", "recv_req")
+    for method in (abort, queue):
+        expect_hookable(method, "self", "recv_req")
     expect_hookable(refuse, "self", "error_msg", more=True)
     return Defective("SGLang counts nothing that HiSparse does")
 
@@ -59,13 +61,27 @@ def request_finished(original: Any, coordinator: Any, req: Any) -> Any:
 
 
 def abort_request(original: Any, scheduler: Any, recv_req: Any) -> Any:
-    """Count requests that a client's abort takes out of the waiting queue: they never meet the coordinator."""
-    if scheduler.hisparse_coordinator is None:
+    """Count requests that a client's abort takes out of the waiting and staging queues: they never meet
+    `request_finished`. `staging-abort` retracts them first, which is no retraction to whoever looks from outside.
+    """
+    coordinator = scheduler.hisparse_coordinator
+    if coordinator is None:
         return original(scheduler, recv_req)
-    waiting = len(scheduler.waiting_queue)
-    result = original(scheduler, recv_req)
-    events.count(metrics.ABORTS, upstream.CLIENT, waiting - len(scheduler.waiting_queue))
+    before = len(scheduler.waiting_queue) + len(coordinator.ack_staging_queue)
+    with events.left_out(metrics.RETRACTIONS):
+        result = original(scheduler, recv_req)
+    after = len(scheduler.waiting_queue) + len(coordinator.ack_staging_queue)
+    events.count(metrics.ABORTS, upstream.CLIENT, before - after)
     return result
+
+
+def abort_on_queued_limit(original: Any, scheduler: Any, recv_req: Any) -> Any:
+    """Count a request that a full queue turns away: the new one, or one that waits and matters less."""
+    waiting = len(scheduler.waiting_queue)
+    turned_away = original(scheduler, recv_req)
+    if scheduler.hisparse_coordinator is not None and not (turned_away and getattr(recv_req, REFUSED, False)):
+        events.count(metrics.REFUSED, metrics.QUEUE_FULL, int(turned_away) or waiting - len(scheduler.waiting_queue))
+    return turned_away
 
 
 def set_finish_with_abort(original: Any, req: Any, error_msg: str, *args: Any, **kwargs: Any) -> Any:
@@ -79,7 +95,14 @@ def set_finish_with_abort(original: Any, req: Any, error_msg: str, *args: Any, *
 
 REFUSED = "hisparse_refused"  #: attribute of a request that was counted as refused
 
-_SHIMS: tuple[Around, ...] = (init, retract_req, request_finished, abort_request, set_finish_with_abort)
+_SHIMS: tuple[Around, ...] = (
+    init,
+    retract_req,
+    request_finished,
+    abort_request,
+    abort_on_queued_limit,
+    set_finish_with_abort,
+)
 
 OVERLAY = Overlay(
     id="observe",

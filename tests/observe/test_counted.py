@@ -248,6 +248,22 @@ def test_who_is_turned_away_by_a_full_queue_is_counted_once(req: SimpleNamespace
     assert events.read().get((metrics.REFUSED, "queue_full"), 0) == counted
 
 
+def test_an_abort_in_staging_is_an_abort_and_no_retraction() -> None:
+    """As overlay `staging-abort` does it, which lies within."""
+    req = SimpleNamespace(req_pool_idx=3, hisparse_staging=True, finished=lambda: False)
+    coordinator = SimpleNamespace(ack_staging_queue=[req, "other"])
+    scheduler = SimpleNamespace(waiting_queue=["first", "second"], hisparse_coordinator=coordinator)
+
+    def within(scheduler: SimpleNamespace, recv_req: object) -> None:
+        observed.retract_req(lambda *_: coordinator.ack_staging_queue.remove(req), coordinator, req)
+        scheduler.waiting_queue = ["second"]  # "first" was meant, too
+
+    observed.abort_request(within, scheduler, object())
+    assert events.read() == {(metrics.ABORTS, "client"): 2}
+    observed.retract_req(lambda *_: None, coordinator, req)
+    assert events.read()[metrics.RETRACTIONS, "staging"] == 1
+
+
 def test_a_failing_reading_is_logged_once_and_tried_again(caplog: pytest.LogCaptureFixture) -> None:
     readings = iter([RuntimeError("gone"), RuntimeError("gone"), FIRST])
     seen, done = [], threading.Event()

@@ -1,32 +1,35 @@
-"""Counters and traces under CUDA graphs: what a replay does is counted and recorded, and read aside."""
+"""Counters and traces under CUDA graphs: what a replay does is counted and recorded, and read aside.
+
+While they are read, CUDA's sync debug mode makes an error of whatever waits for the device.
+"""
 
 from __future__ import annotations
 
 import threading
-import time
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from sglang_hisparse_plugin.config import Observation
+from sglang_hisparse_plugin.config import Config
 from sglang_hisparse_plugin.kernels import swap_in as kernels
 from sglang_hisparse_plugin.kernels.counters import COPIES, HITS, REQUESTS
 from sglang_hisparse_plugin.observe import counters, replay, start, trace, tracefile
+from sglang_hisparse_plugin.observe.request import Request
 
 pytestmark = pytest.mark.gpu
 
 HOT, TOP_K, CONTEXT, STEPS = 64, 16, 1000, 40
 
 
-def test_replays_are_counted_and_recorded(tmp_path: Path) -> None:
+def test_replays_are_counted_and_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import torch
 
-    start.prepare(SimpleNamespace(enable_metrics=True))
+    start.prepare(SimpleNamespace(enable_metrics=True), Config())
     lru = torch.arange(HOT, dtype=torch.int16, device="cuda").repeat(2, 3, 1)
     coordinator = SimpleNamespace(lru_slots=lru, top_k=TOP_K, item_size_bytes=16)
     start.attach(coordinator)
-    trace.attach(coordinator, Observation(True, 0.0, str(tmp_path), (1,)))
+    trace.attach(coordinator, Config(trace_dir=str(tmp_path), trace_layers=(1,)))
     recorder = trace.recorder()
     assert recorder is not None
     call = {
@@ -56,10 +59,17 @@ def test_replays_are_counted_and_recorded(tmp_path: Path) -> None:
         op()
     call["num_real_reqs"].fill_(1)
     done: list[Path] = []
-    thread = threading.Thread(target=lambda: done.append(recorder.record(3.0, 1 << 20)))
+    armed = threading.Event()
+    monkeypatch.setattr(recorder._tap, "arm", lambda on, arm=recorder._tap.arm: (arm(on), armed.set()))
+    memory = torch.cuda.memory_allocated()
+    torch.cuda.set_sync_debug_mode("error")  # for all threads
+    thread = threading.Thread(target=lambda: done.append(recorder.record(Request(3.0, 1))))
     thread.start()
-    while not int(recorder.ring.armed[0]):
-        time.sleep(0.01)
+    assert armed.wait(30)
+    for _ in range(3):
+        counters.attached()[0].read()
+    assert torch.cuda.memory_allocated() == memory
+    torch.cuda.set_sync_debug_mode("default")
     torch.manual_seed(0)
     for step in range(STEPS):
         call["seq_lens"].copy_(torch.tensor([501 + step, 1]))
@@ -67,7 +77,7 @@ def test_replays_are_counted_and_recorded(tmp_path: Path) -> None:
         graph.replay()
     thread.join()
     found = tracefile.read(done[0])
-    told = replay.replay(found, HOT, warm_up=0)
+    told = replay.replay([found], HOT, warm_up=0)
     [counted] = counters.attached()
     idle, busy = counted.read()
     assert found.rows.shape[0] == STEPS and found.rows[:, :2].tolist() == [[1, 2]] * STEPS

@@ -1,12 +1,9 @@
-"""The explorer's buffer does what the swap-in op does, and a trace arrives in the file as it was selected."""
+"""The explorer's buffer does what the swap-in op does, and the command shows what comes of it."""
 
 from __future__ import annotations
 
 import json
-import threading
-import time
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,10 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sglang_hisparse_plugin.cli import main
-from sglang_hisparse_plugin.config import Observation
 from sglang_hisparse_plugin.kernels import reference
 from sglang_hisparse_plugin.kernels.counters import COPIES, COUNTERS, HITS
-from sglang_hisparse_plugin.observe import replay, trace, tracefile
+from sglang_hisparse_plugin.observe import replay, tracefile
 
 
 def by_the_op(hot: int, steps: list[tuple[list[int], int]]) -> list[tuple[int, int]]:
@@ -89,31 +85,10 @@ ROWS = [[0, 1, 0, 10, 0, 7], [0, 1, 0, 11, 7, 8], [0, 1, 1, 10, 7, 8], [5, 1, 0,
 
 def test_requests_and_layers_have_buffers_of_their_own(tmp_path: Path) -> None:
     found = tracefile.read(written(tmp_path / "t.hisparse", ROWS))
-    outcome = replay.replay(found, 4, warm_up=0)
+    outcome = replay.replay([found], 4, warm_up=0)
     assert (outcome.calls, outcome.hits, outcome.misses) == (4, 4, 4)  # the third row is a new request: 7, 8 miss
-    assert replay.replay(found, 16, warm_up=0).misses == 0
-    assert replay.replay(found, 4, warm_up=1).calls == 1
-
-
-def test_a_row_that_was_cut_off_is_left_out(tmp_path: Path) -> None:
-    path = written(tmp_path / "t.hisparse", ROWS)
-    path.write_bytes(path.read_bytes()[:-3])
-    assert len(tracefile.read(path).rows) == 3
-
-
-@pytest.mark.parametrize(
-    ("data", "says"),
-    [
-        (b"", "no trace of"),
-        (b"\x00\xff\n", "no trace of"),
-        (b'{"format": "other"}\n', "has format 'other'"),
-        (b'{"format": "sglang-hisparse trace 1"}\n', "no trace of"),
-    ],
-)
-def test_what_is_no_trace_is_said(data: bytes, says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "t").write_bytes(data)
-    assert main(["explore", str(tmp_path / "t")]) == 2
-    assert says in capsys.readouterr().err
+    assert replay.replay([found], 16, warm_up=0).misses == 0
+    assert replay.replay([found], 4, warm_up=1).calls == 1
 
 
 def test_explore_prints_a_curve(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -129,17 +104,61 @@ def test_explore_prints_a_curve(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert "now" in capsys.readouterr().out
 
 
+def test_several_traces_count_together(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    paths = [str(written(tmp_path / name, rows)) for name, rows in (("a", ROWS), ("b", ROWS[:2]))]
+    assert main(["explore", *paths, paths[0], "--sizes", "4", "--warm-up", "0", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["traces"] == paths
+    [point] = report["curve"]
+    assert (report["calls"], point["hits"], point["misses"]) == (6, 6, 6)  # as above, and the first two rows again
+
+
+def test_lost_selections_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = written(tmp_path / "t", [*ROWS, np.frombuffer(tracefile.gap(9, 2), dtype="<i4").tolist()])
+    assert main(["explore", str(path), "--warm-up", "0"]) == 0
+    assert "9 selections were overwritten" in capsys.readouterr().out
+    assert main(["explore", str(path), "--warm-up", "0", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["lost"] == 9
+
+
+def test_a_curve_stays_within_what_sglang_can_number(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = written(tmp_path / "t", ROWS, hot=20000)
+    assert main(["explore", str(path), "--warm-up", "0", "--json"]) == 0
+    assert [p["hot_buffer"] for p in json.loads(capsys.readouterr().out)["curve"]] == [
+        10000,
+        15000,
+        20000,
+        25000,
+        30000,
+    ]
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        ([], "give a trace"),
-        (["T", "--record", "D"], "give a trace"),
+        ([], "give traces"),
+        (["T", "--record", "D"], "give traces"),
+        (["T", "other"], "other models or hot buffers"),
         (["T", "--sizes", "1"], "cannot hold the top-k of 2"),
         (["T", "--sizes", "many"], "no list of numbers"),
-        (["T", "--batch", "0"], "must be positive"),
+        (["T", "--sizes", ""], "no list of numbers"),
+        (["T", "--sizes", "8,32768"], "so 1 to 32767"),
+        (["T", "--sizes=-4"], "so 1 to 32767"),
+        (["--record", ".", "--sizes", "0"], "so 1 to 32767"),  # before anything is recorded
+        (["T", "--batch", "0"], "--batch must be"),
+        (["T", "--batch", "9" * 400], "--batch must be"),
+        (["T", "--warm-up=-1"], "--warm-up not negative"),
+        (["T", "--seconds", "nan"], "seconds: nan is no number"),
+        (["--record", ".", "--seconds", "inf"], "above 0 and up to 3600"),
+        (["--record", ".", "--seconds", "3601"], "above 0 and up to 3600"),
+        (["--record", ".", "--mib", "inf"], "above 0 and up to 16384"),
         (["T"], "more than --warm-up 8"),
         (["missing"], "No such file"),
+        (["."], "Is a directory"),
         (["--record", "missing"], "start the server with --hisparse-plugin-trace"),
+        (["--record", "T"], "start the server with --hisparse-plugin-trace"),
+        (["T", "--seconds", "long"], "invalid float value"),
+        (["T", "--colour"], "unrecognized arguments"),
     ],
 )
 def test_wrong_use_is_said(
@@ -147,104 +166,15 @@ def test_wrong_use_is_said(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     written(tmp_path / "T", ROWS)
-    assert main(["explore", *arguments]) == 2
-    assert says in capsys.readouterr().err
-
-
-LAYERS, SLOTS, HOT, TOP_K = 3, 4, 8, 2
-
-
-class Serving:
-    """A coordinator whose calls are recorded, and the recorder of its process."""
-
-    def __init__(self, folder: Path) -> None:
-        self.lru = torch.zeros(LAYERS, SLOTS, HOT, dtype=torch.int16)
-        coordinator = SimpleNamespace(lru_slots=self.lru, top_k=TOP_K, item_size_bytes=656)
-        trace.attach(coordinator, Observation(False, 0.0, str(folder), (0, 2)))
-        found = trace.recorder()
-        assert found is not None
-        self.recorder = found
-        self.step = 0
-
-    def call(self, layer: int) -> list[list[int]]:
-        """Two requests and a row of padding; returns the rows that are to be recorded."""
-        self.step += 1
-        tokens = torch.tensor([[self.step, 1], [self.step, 2], [self.step, 3]], dtype=torch.int32)
-        call = {"lru_slots": self.lru[layer], "req_pool_indices": torch.tensor([3, 1, 0]), "top_k_tokens": tokens}
-        call |= {"seq_lens": torch.tensor([50, 60, 1]), "num_real_reqs": torch.tensor([2], dtype=torch.int32)}
-        trace.record(call)
-        return [[layer, 3, 0, 50, self.step, 1], [layer, 1, 0, 60, self.step, 2]]
-
-
-def until(condition, patience: float = 30) -> None:
-    end = time.monotonic() + patience
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.01)
-
-
-def test_what_is_selected_while_a_trace_is_asked_for_is_in_the_file(tmp_path: Path) -> None:
-    serving = Serving(tmp_path)
-    serving.call(0)  # nobody has asked yet
-    done: list[Path] = []
-    thread = threading.Thread(target=lambda: done.append(serving.recorder.record(1.0, 1 << 20)))
-    thread.start()
-    until(lambda: int(serving.recorder.ring.armed[0]) == 1)
-    expected = [*serving.call(0), *serving.call(2)]
-    serving.call(1)  # a layer that is not recorded
-    trace.forget(3)
-    [head, *tail], other = serving.call(0)
-    expected += [[head, 3, 1, *tail[2:]], other]
-    thread.join()
-    serving.call(0)
-    found = tracefile.read(done[0])
-    assert found.rows.tolist() == expected
-    assert (found.hot_buffer, found.top_k, found.layers, found.model_layers) == (HOT, TOP_K, (0, 2), LAYERS)
-
-
-def test_a_ring_that_runs_over_loses_the_oldest_and_keeps_the_order(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(trace, "RING_BYTES", 0)  # the smallest ring: 64 rows
-    serving = Serving(tmp_path)
-    done: list[Path] = []
-    thread = threading.Thread(target=lambda: done.append(serving.recorder.record(1.0, 1 << 20)))
-    thread.start()
-    until(lambda: int(serving.recorder.ring.armed[0]) == 1)
-    expected = [row for _ in range(100) for row in serving.call(0)]
-    thread.join()
-    rows = tracefile.read(done[0]).rows.tolist()
-    assert rows[-64:] == expected[-64:]
-
-
-def test_a_size_bounds_the_file(tmp_path: Path) -> None:
-    serving = Serving(tmp_path)
-    done: list[Path] = []
-    thread = threading.Thread(target=lambda: done.append(serving.recorder.record(30.0, 1000)))
-    thread.start()
-    until(lambda: int(serving.recorder.ring.armed[0]) == 1)
-    for _ in range(60):
-        serving.call(0)
-    thread.join(20)
-    assert not thread.is_alive()
-    assert done[0].stat().st_size <= 1000
-    assert len(tracefile.read(done[0]).rows) > 20
-
-
-def test_a_disk_that_is_full_ends_the_recording_and_nothing_else(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    serving = Serving(tmp_path)
-
-    def full(self: trace.Recorder, file: object, until: float, most: int) -> tuple[int, int]:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(trace.Recorder, "_drain", full)
-    serving.recorder.start()
-    (tmp_path / "record").write_text('{"seconds": 1, "mib": 1}')
-    until(lambda: "No space left" in caplog.text)
-    assert [p.name for p in tmp_path.iterdir()] == ["record"]
-    monkeypatch.undo()
-    (tmp_path / "again").write_text('{"seconds": 0.5, "mib": 1}')
-    (tmp_path / "again").replace(tmp_path / "record")
-    until(lambda: any(tmp_path.glob("*.hisparse")))
+    written(tmp_path / "other", ROWS, hot=8)
+    for more in ([], ["--json"]):
+        try:
+            code = main(["explore", *arguments, *more])
+        except SystemExit as left:
+            code = left.code
+        said = capsys.readouterr()
+        err = " ".join(said.err.split())  # it may be broken into lines
+        assert code == 2 and says in err
+        errors = [json.loads(line)["error"] for line in said.out.splitlines()]
+        assert [says in error and error in err for error in errors] == [True] * len(more)
+    assert not (tmp_path / "record").exists()

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import http.client
 import json
+import math
 import os
 import re
 import threading
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -27,7 +29,7 @@ from sglang_hisparse_plugin.demo import model, setup
 from sglang_hisparse_plugin.demo.releases import fetch
 from sglang_hisparse_plugin.demo.server import Server
 from sglang_hisparse_plugin.kernels.counters import MISS_BUCKETS
-from sglang_hisparse_plugin.observe import metrics, replay, tracefile
+from sglang_hisparse_plugin.observe import metrics, replay, request, tracefile
 
 pytestmark = pytest.mark.xdist_group("observe")  # one server for all
 
@@ -35,6 +37,7 @@ RELEASES = os.environ.get("OBSERVE_RELEASES", "0.5.12").split(",")
 SCALE = setup.CPU
 LAYERS, HOT, TOP_K = SCALE.dims.layers, SCALE.hot_buffer, SCALE.dims.index_topk
 PROMPT, STEPS = 1000, 60
+QUEUE = 8  # requests that may wait
 SETTLE = 6  # seconds: longer than the reporter's interval
 
 Scrape = dict[tuple[str, str], float]
@@ -66,6 +69,7 @@ def serving(
     server = setup.Launcher(target, SCALE, folder, work, lambda text: None).server(f"hot-{hot}", retract=retract)
     sizes = f'"device_buffer_size": {HOT}'
     server.command = [word.replace(sizes, f'"device_buffer_size": {hot}') for word in server.command]
+    server.command += [f"--max-queued-requests={QUEUE}"]
     server.command += ["--enable-metrics"] * metrics + [f"--hisparse-plugin-trace={work / 'traces'}"] * trace
     server.env["SGLANG_HISPARSE_PLUGIN_TRACE_LAYERS"] = ",".join(map(str, range(LAYERS)))
     return server
@@ -90,10 +94,19 @@ def settled(server: Server) -> Scrape:
     return scrape(server)
 
 
+def until_a_rate(server: Server) -> float:
+    """The hit rate of the last seconds, of a server that has decoded a moment ago."""
+    end = time.monotonic() + 2 * SETTLE
+    while math.isnan(rate := scrape(server)["swap_in_hit_rate", ""]):
+        assert time.monotonic() < end
+        time.sleep(0.3)
+    return rate
+
+
 def recording(folder: Path, seconds: float) -> None:
     """Ask for a trace, as `explore --record` does, and wait until it is under way."""
     (folder / "new").write_text(json.dumps({"seconds": seconds, "mib": 64}))
-    (folder / "new").replace(folder / tracefile.REQUEST)
+    (folder / "new").replace(folder / request.FILE)
     end = time.monotonic() + 30
     while not any(folder.glob("*.part")):
         assert time.monotonic() < end
@@ -102,6 +115,7 @@ def recording(folder: Path, seconds: float) -> None:
 
 
 def recorded(folder: Path) -> tracefile.Trace:
+    (folder / request.FILE).unlink()  # ends it
     end = time.monotonic() + 60
     while not (found := sorted(folder.glob("*.hisparse"))):
         assert time.monotonic() < end
@@ -144,9 +158,10 @@ def test_counters_equal_what_the_policy_says_of_the_selections(watched: Watched)
         assert before["pool_used_slots", pool] == 0 and before["pool_slots", pool] >= SCALE.device_tokens
     assert before["swap_in_misses_per_call_count", ""] == before["staging_queue_reqs", ""] == 0
 
-    recording(watched.traces, 20)
+    recording(watched.traces, 600)
     tokens = model.prompt(PROMPT, seed=1)
     assert server.generate(tokens, STEPS).tokens == model.walk(tokens, STEPS)
+    assert 0 < until_a_rate(server) < 1
     after = settled(server)
     trace = recorded(watched.traces)
     right = answers(trace)
@@ -157,7 +172,7 @@ def test_counters_equal_what_the_policy_says_of_the_selections(watched: Watched)
     dims = SCALE.dims
     row_bytes = trace.item_bytes
     assert differences(before, after, right, row_bytes) == []
-    assert 0 < after["swap_in_hit_rate", ""] < 1
+    assert math.isnan(before["swap_in_hit_rate", ""]) and math.isnan(after["swap_in_hit_rate", ""])
 
     one_more = [*right, right[-1]]
     assert differences(before, after, one_more, row_bytes), "control: a counter that lacks one call must show"
@@ -182,6 +197,44 @@ def test_retractions_and_aborts_are_counted(watched: Watched) -> None:
     after = settled(server)
     assert after["aborts_total", "client"] - before["aborts_total", "client"] == 1
     assert after["pool_used_slots", "host"] == 0
+
+
+def test_refusals_are_counted_by_who_refuses(watched: Watched) -> None:
+    server = watched.server
+    before, rejected = settled(server), http_responses(server, "400")
+    with ThreadPoolExecutor(3 * QUEUE) as pool:
+        answers = list(pool.map(lambda seed: status(server, model.prompt(200, seed=seed), 20), range(3 * QUEUE)))
+    assert {*answers} == {200, 503}
+    assert status(server, model.prompt(5 * SCALE.context, seed=1), 1) == 400
+    after = settled(server)
+    new = {
+        reason: after["refused_admissions_total", reason] - before["refused_admissions_total", reason]
+        for reason in ("queue_full", "BadRequestError")
+    }
+    assert new == {"queue_full": answers.count(503), "BadRequestError": 0}
+    assert http_responses(server, "400") - rejected == 1
+    assert after["aborts_total", "client"] == before["aborts_total", "client"]
+
+
+def status(server: Server, tokens: list[int], steps: int) -> int:
+    """Of the answer to a request."""
+    try:
+        server.generate(tokens, steps)
+    except urllib.error.HTTPError as error:
+        return error.code
+    return 200
+
+
+def http_responses(server: Server, code: str) -> float:
+    """How many answers SGLang's own metric says have this status."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{server.port}/metrics", timeout=30) as answer:
+        families = text_string_to_metric_families(answer.read().decode())
+    return sum(
+        s.value
+        for family in families
+        for s in family.samples
+        if s.name == "sglang:http_responses_total" and s.labels["status_code"] == code
+    )
 
 
 def abort(server: Server, rid: str) -> None:
@@ -227,7 +280,7 @@ def test_overlays_are_listed(watched: Watched) -> None:
 def test_explore_foretells_a_server_with_another_hot_buffer(release: str, tmp_path: Path) -> None:
     tokens = model.prompt(PROMPT, seed=1)
     with serving(release, tmp_path, trace=True, metrics=False) as server:
-        recording(tmp_path / "traces", 15)
+        recording(tmp_path / "traces", 600)
         assert server.generate(tokens, STEPS).tokens == model.walk(tokens, STEPS)
         trace = recorded(tmp_path / "traces")
         with pytest.raises(OSError):
@@ -238,8 +291,8 @@ def test_explore_foretells_a_server_with_another_hot_buffer(release: str, tmp_pa
     counted = [
         sum(found[f"swap_in_{name}_total", str(layer)] for layer in range(LAYERS)) for name in ("hits", "misses")
     ]
-    told = replay.replay(trace, 2 * HOT, warm_up=0)
-    now = replay.replay(trace, HOT, warm_up=0)
+    told = replay.replay([trace], 2 * HOT, warm_up=0)
+    now = replay.replay([trace], HOT, warm_up=0)
     assert [told.hits, told.misses] == counted
     assert told.misses < now.misses
     assert np.unique(trace.rows[:, 0]).tolist() == [*range(LAYERS)]
