@@ -21,10 +21,12 @@ from . import (
     staged_batch,
     staging_abort,
     swap_in,
+    tp_ready,
 )
 
 #: What the coordinator does comes before who calls it, so that no caller is sent to a coordinator that cannot cope.
 OVERLAYS: tuple[Overlay, ...] = (
+    tp_ready.OVERLAY,
     finish_unbuffered.OVERLAY,
     retract_once.OVERLAY,
     direct_flag.OVERLAY,

@@ -63,8 +63,11 @@ def environment(sglang: Path) -> dict[str, str]:
     }
 
 
-def start(*extra: str):
-    """The scheduler of this process, built as `run_scheduler_process` builds it; `extra` are more server arguments."""
+def start(*extra: str, rank: int = 0):
+    """The scheduler of this process, built as `run_scheduler_process` builds it; `extra` are more server arguments.
+
+    `rank` is its tensor-parallel rank, for which `extra` must say how many there are and where they meet.
+    """
     import torch
 
     torch.set_num_threads(1)
@@ -84,6 +87,7 @@ def start(*extra: str):
         "port_args": PortArgs.init_new(server_args),
         "pipe_writer": SimpleNamespace(send=None),
         "dp_rank": None,
+        "tp_rank": rank,
     }
     names = inspect.signature(module.run_scheduler_process).parameters
     try:

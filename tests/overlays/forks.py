@@ -210,6 +210,9 @@ FORKS = (
         "or recv_req.means(req):\n                to_del",
         "recv_req.means",
     ),
+    Fork(
+        "tp-ready", "another vote", NEW, COORDINATOR, COLLECT, "(finish_count, d", "(-finish_count, d", "-finish_count"
+    ),
     # a fix that only looks like one
     Fork(
         "pause-staged",

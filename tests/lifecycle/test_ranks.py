@@ -1,0 +1,58 @@
+"""Two tensor-parallel ranks let the same requests decode in the same iteration, whenever their transfers end.
+
+RANKS_RELEASES names the releases; the function in question is the same text in all of them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from sglang_hisparse_plugin.demo import cpu, releases
+from sglang_hisparse_plugin.patching import series
+
+from . import server
+
+HERE = Path(__file__).parent
+RELEASES = os.environ.get("RANKS_RELEASES", "0.5.23").split(",")
+PATCHED = [release for release in RELEASES if release in series.stored()]
+
+
+def _ranks(release: str, variant: str, story: str, scratch: Path) -> dict:
+    sglang = releases.fetch(release)
+    if variant == "patched":
+        series.apply(series.stored()[release], sglang, scratch / "patched")
+        sglang = scratch / "patched"
+    environment = cpu.environment(sglang) | server.environment(sglang)
+    environment["SGLANG_HISPARSE_PLUGIN"] = "strict" if variant == "plugin" else "off"
+    environment["PYTHONPATH"] += f":{HERE.parents[1]}:{HERE.parent}"
+    environment["TMPDIR"] = tempfile.mkdtemp(dir=scratch)
+    command = [sys.executable, "-m", f"{__package__}.ranks", variant, story]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
+    assert lines, f"{done.stdout[-2000:]}{done.stderr[-4000:]}"
+    told = json.loads(lines[0])
+    assert told["started"] == [0, 1], done.stderr[-4000:]
+    return told["answers"]
+
+
+@pytest.mark.parametrize("release", RELEASES)
+def test_a_queue_empty_on_one_rank_hangs_both_when_nothing_is_patched(release: str, tmp_path: Path) -> None:
+    assert _ranks(release, "off", "empty-on-one", tmp_path) == [None, None]
+
+
+@pytest.mark.parametrize(
+    ("release", "variant"), [*((r, "plugin") for r in RELEASES), *((r, "patched") for r in PATCHED)]
+)
+@pytest.mark.parametrize("story", ["different-ends", "empty-on-one"])
+def test_ranks_agree(release: str, variant: str, story: str, tmp_path: Path) -> None:
+    zero, one = _ranks(release, variant, story, tmp_path)
+    assert zero and one, "a rank did not come to an end"
+    assert zero["findings"] == one["findings"] == []
+    assert zero["decoded"] == one["decoded"]
