@@ -27,7 +27,7 @@ class Pools:
         self.host, self.slots = self.coordinator.mem_pool_host, scheduler.req_to_token_pool
         self.mapping = self.coordinator.mem_pool_device.full_to_hisparse_device_index_mapping
         self.layers = range(self.coordinator.mem_pool_device.layer_num)
-        self.held_pages: dict[str, list[int]] = {"logical": [], "device": []}
+        self.held: dict[str, list[int]] = {pool: [] for pool in UNITS}
         self.held_slots: list[int] = []
         self.at_rest = self.sizes()
 
@@ -56,19 +56,20 @@ class Pools:
         self.at_rest = self.sizes()
 
     def hold_memory(self, pool: str, keep: int) -> None:
-        """Take free pages of `pool` ("logical" or "device") away until `keep` are left."""
+        """Take free memory of `pool` away until `keep` pages are left."""
         allocator = getattr(self, pool)
-        take = max(0, allocator.available_size() // PAGE - keep)
-        if take:
-            self.held_pages[pool] += (allocator.alloc(take * PAGE)[::PAGE] // PAGE).tolist()
+        if (take := allocator.available_size() // PAGE - keep) > 0:
+            slots = allocator.alloc(take * PAGE)
+            self.held[pool] += (slots if pool == "host" else slots[::PAGE] // PAGE).tolist()
         self._tell_idle_check()
 
     def release_memory(self) -> None:
-        for pool, pages in self.held_pages.items():
-            if pages:
-                first = torch.tensor(pages)[:, None] * PAGE
-                getattr(self, pool).free((first + torch.arange(PAGE)).flatten())
-                pages.clear()
+        for pool, units in self.held.items():
+            if units:
+                slots = torch.tensor(units)
+                paged = (slots[:, None] * PAGE + torch.arange(PAGE)).flatten()
+                getattr(self, pool).free(slots if pool == "host" else paged)
+                units.clear()
         self._tell_idle_check()
 
     def hold_slots(self, keep: int) -> None:
@@ -91,7 +92,7 @@ class Pools:
     def audit(self, requests: Mapping[str, Req]) -> Iterator[str]:
         """What is wrong with the pools, given every request there ever was. Poisons what is free."""
         holders = {rid: slot for rid, req in requests.items() if (slot := slot_of(req)) is not None}
-        owned = {pool: Counter(self.held_pages.get(pool, [])) for pool in UNITS}
+        owned = {pool: Counter(self.held[pool]) for pool in UNITS}
         for rid, slot in holders.items():
             for pool, units in self._owned_by(requests[rid], slot).items():
                 owned[pool].update(units)
@@ -167,7 +168,7 @@ class Pools:
 
     def _tell_idle_check(self) -> None:
         """An idle scheduler of 0.5.10 and 0.5.11 stops the server if it does not find this much free."""
-        left = (self.at_rest[pool] - len(pages) * PAGE for pool, pages in self.held_pages.items())
+        left = (self.at_rest[pool] - len(self.held[pool]) * PAGE for pool in ("logical", "device"))
         self.scheduler.max_total_num_tokens = min(left)
 
 

@@ -12,6 +12,8 @@ import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from .pools import UNITS
+from .server import PAGE
 from .world import World
 
 AFTERMATH = 2
@@ -115,8 +117,11 @@ class Story:
             w.run(1)
         w.run(3)
         self._judge()
+        stuck = [rid for rid in self.arrived if not w.ends(rid)]
+        too_long = {rid: why for rid in stuck if (why := self._too_long(rid))}
+        for rid in too_long or stuck:  # behind one that is never scheduled all others may have to wait
+            w.expect(False, f"{rid} never ends{too_long.get(rid, '')}")
         for rid in self.arrived:
-            w.expect(bool(w.ends(rid)), f"{rid} never ends")
             if w.ends(rid) == ["length"]:
                 w.expect(w.answered(rid), f"{rid} answered {list(w.requests[rid].output_ids)}")
         w.expect_at_rest()
@@ -131,6 +136,13 @@ class Story:
             if rid in self.aborted and rid in w.requests:
                 more = len(w.requests[rid].output_ids) - self.aborted[rid]
                 w.expect(more <= AFTERMATH, f"{rid} goes on after its abort")
+
+    def _too_long(self, rid: str) -> str:
+        """Why the pools, even when empty, could not take the tokens that a request has now and two pages more."""
+        pools, req = self.world.pools, self.world.requests[rid]
+        pages = (len(req.origin_input_ids) + len(req.output_ids)) // PAGE + 3
+        small = [name for name in UNITS if getattr(pools, name).size < pages * PAGE]
+        return f": {', '.join(small)} too small for its {pages - 2} pages and two" if small else ""
 
     def _news(self) -> list[str]:
         found = self.world.findings[self.told :]

@@ -203,10 +203,10 @@ class World:
         return found
 
     def answered(self, rid: str) -> bool:
-        """Whether the answer is exactly what the request asked for."""
+        """Whether the answer is exactly what the request asked for; SGLang may have cut that to its limit, or to -1."""
         req = self.requests[rid]
         first = req.origin_input_ids[0] + len(req.origin_input_ids)
-        return list(req.output_ids) == list(range(first, first + req.sampling_params.max_new_tokens))
+        return list(req.output_ids) == list(range(first, first + max(1, req.sampling_params.max_new_tokens)))
 
     # --- judging ---
 

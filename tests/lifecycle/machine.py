@@ -1,0 +1,183 @@
+"""Any sequence of events, found and shrunk by Hypothesis, on the real scheduler of one release.
+
+Each sequence is played in a fork of a scheduler that has just been built. After every event the world has audited
+pools, rows and replies; evidence that something is wrong ends the sequence. It fails the machine unless it is known.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+
+from .fork import Fork
+
+LONGEST = 960
+"""Tokens of a prompt; the next request's ids begin 1000 after its own."""
+
+
+class Found(AssertionError):
+    """Evidence of a defect."""
+
+
+@dataclass
+class Hunt:
+    """What a run of the machine is told, and what comes out of it."""
+
+    scheduler: object
+    planted: str = ""
+    """An event before each end that must be found: the control."""
+    classify: Callable[[str], str | None] = lambda evidence: None
+    """The name under which evidence is known; None fails the machine."""
+    sequences: int = 0
+    events: int = 0
+    kinds: Counter[str] = field(default_factory=Counter)
+    """How often each kind of event was played."""
+    known: dict[str, tuple[int, list[str], str]] = field(default_factory=dict)
+    """The first sequence that showed it, its lines, and the evidence."""
+    failure: tuple[list[str], str] | None = None
+    """The smallest script so far, and its evidence."""
+
+
+def lengths() -> st.SearchStrategy[int]:
+    """Of prompts: around pages, the hot buffer and chunks, where things change, and anywhere."""
+    borders = [1, 2, 63, 64, 65, 110, 127, 128, 129, 192, 511, 512, 513, 600]
+    return st.sampled_from(borders) | st.integers(1, LONGEST)
+
+
+class Machine(RuleBasedStateMachine):
+    hunt: ClassVar[Hunt]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hunt.sequences += 1
+        self.world = Fork(self.hunt.scheduler)
+        self.lines: list[str] = []
+        self.rids: list[str] = []
+        self.over = self.paused = self.holding = self.squeezed = self.priorities = False
+
+    def play(self, line: str) -> None:
+        self.lines.append(line)
+        self.hunt.events += 1
+        self.hunt.kinds[line.split()[0]] += 1
+        evidence = self.world.play(line)
+        if not evidence:
+            return
+        self.over = True
+        names = [self.hunt.classify(what) for what in evidence]
+        if None in names:
+            self.hunt.failure = list(self.lines), "; ".join(evidence)
+            raise Found("\n".join([*self.lines, *evidence]))
+        for name, what in zip(names, evidence, strict=True):
+            shown = self.hunt.known.get(name)
+            if shown is None or len(shown[1]) > len(self.lines):
+                first = shown[0] if shown else self.hunt.sequences
+                self.hunt.known[name] = first, list(self.lines), what
+
+    @initialize(
+        device=st.integers(4, 16),
+        more=st.integers(0, 16),
+        host=st.integers(3, 32),
+        slots=st.integers(1, 4),
+        priorities=st.booleans(),
+    )
+    def start(self, device: int, more: int, host: int, slots: int, priorities: bool) -> None:
+        self.play(f"pools logical={device + more} device={device} host={host * 64} slots={slots}")
+        self.priorities = priorities
+        if priorities:
+            self.play("priorities")
+
+    @precondition(lambda self: not self.over and len(self.rids) < 12)
+    @rule(prompt=lengths(), output=st.integers(1, 24), priority=st.integers(0, 3))
+    def arrive(self, prompt: int, output: int, priority: int) -> None:
+        rid = f"r{len(self.rids)}"
+        self.rids.append(rid)
+        rank = f" priority={priority}" if self.priorities else ""
+        self.play(f"arrive {rid} prompt={prompt} output={output}{rank}")
+
+    @precondition(lambda self: not self.over and self.rids)
+    @rule(turns=st.sampled_from([1, 1, 2, 3, 5, 9]))
+    def run(self, turns: int) -> None:
+        self.play(f"run {turns}")
+
+    @precondition(lambda self: not self.over and self.rids)
+    @rule(which=st.integers(0, 11))
+    def abort(self, which: int) -> None:
+        self.play(f"abort {self.rids[-1 - which % len(self.rids)]}")
+
+    @precondition(lambda self: not self.over and not self.holding)
+    @rule()
+    def hold(self) -> None:
+        self.holding = True
+        self.play("hold")
+
+    @precondition(lambda self: not self.over and self.holding)
+    @rule(oldest=st.none() | st.integers(1, 3))
+    def release(self, oldest: int | None) -> None:
+        self.holding = False
+        self.play("release" if oldest is None else f"release {oldest}")
+
+    @precondition(lambda self: not self.over and not self.squeezed)
+    @rule(pool=st.sampled_from(["logical", "device", "host"]), keep=st.integers(0, 2))
+    def squeeze(self, pool: str, keep: int) -> None:
+        self.squeezed = True
+        self.play(f"squeeze {pool} {keep}")
+
+    @precondition(lambda self: not self.over and self.squeezed)
+    @rule()
+    def relax(self) -> None:
+        self.squeezed = False
+        self.play("relax")
+
+    @precondition(lambda self: not self.over and not self.paused)
+    @rule(mode=st.sampled_from(["retract", "in_place"]))
+    def pause(self, mode: str) -> None:
+        self.paused = True
+        self.play(f"pause {mode}")
+
+    @precondition(lambda self: not self.over and self.paused)
+    @rule()
+    def resume(self) -> None:
+        self.paused = False
+        self.play("resume")
+
+    @precondition(lambda self: not self.over and self.rids and not self.squeezed)  # a flush frees what others hold
+    @rule()
+    def flush(self) -> None:
+        self.play("flush")
+
+    @precondition(lambda self: self.over)
+    @rule()
+    def nothing(self) -> None:
+        """What was found ended the sequence."""
+
+    def teardown(self) -> None:
+        try:
+            if not self.over and self.lines:
+                if self.hunt.planted:
+                    self.play(self.hunt.planted)
+                self.play("end")
+        finally:
+            self.world.close()
+
+
+def configured(sequences: int, steps: int, shrink: bool = True) -> settings:
+    from hypothesis import Phase
+
+    phases = [Phase.generate, *([Phase.shrink] if shrink else [])]
+    return settings(
+        max_examples=sequences,
+        stateful_step_count=steps,
+        phases=phases,
+        derandomize=False,
+        database=None,
+        deadline=None,
+        suppress_health_check=list(HealthCheck),
+        print_blob=False,
+        report_multiple_bugs=False,
+    )
