@@ -136,9 +136,9 @@ def _scheduler_init(original: Any, scheduler: Any, server_args: Any, *args: Any,
         if first:
             _unheard(settings, "overlay observe is not applied")
         return original(scheduler, server_args, *args, **kwargs)
-    observe.prepare(server_args, settings)
+    observe.prepare(server_args, settings, first)
     result = original(scheduler, server_args, *args, **kwargs)
-    observe.start(scheduler, {name: LABELS[type(o)] for name, o in ledger.outcomes.items()}, first)
+    observe.start(scheduler, {name: LABELS[type(o)] for name, o in ledger.outcomes.items()})
     return result
 
 

@@ -10,7 +10,8 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any
 
 from .. import upstream
@@ -37,24 +38,54 @@ _wanted: dict[str, Wanted] = {}  # under "now", from `prepare` on
 _running: list[Any] = []  # reporters and the recorder
 
 
-def prepare(server_args: Any, settings: Config) -> None:
-    """Before the scheduler is built: coordinators built from now on are counted and recorded if asked for."""
-    _wanted["now"] = Wanted(settings, bool(getattr(server_args, "enable_metrics", False)))
+def prepare(server_args: Any, settings: Config, first: bool = True) -> None:
+    """Before the scheduler is built: coordinators built from now on are counted and recorded if asked for.
+
+    Args:
+        first: whether this is tensor-parallel rank 0; the others write no log line and no trace.
+    """
+    mine = settings if first else replace(settings, log_interval=0.0, trace_dir="")
+    _wanted["now"] = Wanted(mine, bool(getattr(server_args, "enable_metrics", False)))
 
 
 def attach(coordinator: Any) -> None:
     """A coordinator has been built, before any CUDA graph: give it counters and a trace ring, if they are wanted."""
+    _if_wanted(_attach, coordinator)
+
+
+def start(scheduler: Any, outcomes: dict[str, str]) -> None:
+    """After the scheduler is built, graphs included: start telling.
+
+    Args:
+        outcomes: what became of each overlay, by id.
+    """
+    _if_wanted(_start, scheduler, outcomes)
+
+
+def counters_for(call: dict[str, Any]) -> Any:
+    """The counters for a swap-in with these arguments, None for none; the call is recorded if traces are wanted."""
+    return _if_wanted(_counters_for, call)
+
+
+def forget(slot: int) -> None:
+    """The request in this slot gives it up: a trace tells the next one from it."""
+    _if_wanted(_forget, slot)
+
+
+def _if_wanted(work: Callable[..., Any], *args: Any) -> Any:
+    """Do it, if anything is to be observed. What goes wrong ends the observation, never the server."""
     wanted = _wanted.get("now")
     if wanted is None:
-        return
+        return None
     try:
-        _attach(coordinator, wanted)
-    except Exception as error:  # a coordinator of another make: the server can serve without being watched
+        return work(wanted, *args)
+    except Exception as error:  # a coordinator of another make, a prometheus that is not as expected
         logger.warning("HiSparse: nothing is counted or recorded: %s: %s", type(error).__name__, error)
-        _wanted.clear()
+        clear()
+        return None
 
 
-def _attach(coordinator: Any, wanted: Wanted) -> None:
+def _attach(wanted: Wanted, coordinator: Any) -> None:
     if wanted.counts:
         from . import counters
 
@@ -65,15 +96,10 @@ def _attach(coordinator: Any, wanted: Wanted) -> None:
         trace.attach(coordinator, wanted.settings)
 
 
-def start(scheduler: Any, outcomes: dict[str, str], first: bool) -> None:
-    """After the scheduler is built, graphs included: start telling.
-
-    Args:
-        outcomes: what became of each overlay, by id.
-        first: whether this is tensor-parallel rank 0; the others write no log line and no trace.
-    """
-    wanted = _wanted.get("now")
-    if wanted is None or scheduler.hisparse_coordinator is None:
+def _start(wanted: Wanted, scheduler: Any, outcomes: dict[str, str]) -> None:
+    if scheduler.hisparse_coordinator is None:
+        if wanted.settings.observes:
+            logger.warning("HiSparse: this scheduler decodes without it; there is neither a log line nor a trace")
         return
     if wanted.counts:
         from .reading import reader
@@ -82,22 +108,18 @@ def start(scheduler: Any, outcomes: dict[str, str], first: bool) -> None:
         if (labels := upstream.metric_labels(scheduler)) is not None:
             from .exporter import Exporter
 
-            _start(Reporter(read, Exporter(labels, outcomes).publish, INTERVAL))
-        if wanted.settings.log_interval and first:
-            _start(Reporter(read, LogLine().publish, wanted.settings.log_interval))
-    if wanted.settings.trace_dir and first:
+            _run(Reporter(read, Exporter(labels, outcomes).publish, INTERVAL))
+        if wanted.settings.log_interval:
+            _run(Reporter(read, LogLine().publish, wanted.settings.log_interval))
+    if wanted.settings.trace_dir:
         from . import trace
 
         recorder = trace.recorder()
         if recorder is not None:
-            _start(recorder)
+            _run(recorder)
 
 
-def counters_for(call: dict[str, Any]) -> Any:
-    """The counters for a swap-in with these arguments, None for none; the call is recorded if traces are wanted."""
-    wanted = _wanted.get("now")
-    if wanted is None:
-        return None
+def _counters_for(wanted: Wanted, call: dict[str, Any]) -> Any:
     if wanted.settings.trace_dir:
         from . import trace
 
@@ -109,16 +131,14 @@ def counters_for(call: dict[str, Any]) -> Any:
     return counters.row_for(call["lru_slots"])
 
 
-def forget(slot: int) -> None:
-    """The request in this slot gives it up: a trace tells the next one from it."""
-    wanted = _wanted.get("now")
-    if wanted is not None and wanted.settings.trace_dir:
+def _forget(wanted: Wanted, slot: int) -> None:
+    if wanted.settings.trace_dir:
         from . import trace
 
         trace.forget(slot)
 
 
-def _start(thread: Any) -> None:
+def _run(thread: Any) -> None:
     _running.append(thread)
     thread.start()
 

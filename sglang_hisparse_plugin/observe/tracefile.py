@@ -79,7 +79,7 @@ def read(path: Path) -> Trace:
     for layer in layers:
         _whole(path, "layers", layer, 0, sizes["model_layers"] - 1)
     width = HEAD + sizes["top_k"]
-    rows = np.frombuffer(data[: len(data) // (4 * width) * 4 * width], dtype="<i4").reshape(-1, width)
+    rows = np.frombuffer(data, dtype="<i4", count=len(data) // (4 * width) * width).reshape(-1, width)
     gaps = rows[:, 0] == LOST
     lost, rows = rows[gaps, 1], rows[~gaps] if gaps.any() else rows
     if not len(rows):

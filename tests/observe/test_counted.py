@@ -6,6 +6,7 @@ import logging
 import math
 import threading
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import prometheus_client
@@ -14,7 +15,7 @@ import torch
 
 from sglang_hisparse_plugin.config import Config
 from sglang_hisparse_plugin.kernels.counters import BYTES, COPIES, COUNTERS, HITS, MISSES, REQUESTS
-from sglang_hisparse_plugin.observe import counters, events, metrics, start
+from sglang_hisparse_plugin.observe import counters, events, metrics, start, trace
 from sglang_hisparse_plugin.observe.exporter import Exporter
 from sglang_hisparse_plugin.observe.reporter import LogLine, Reporter
 from sglang_hisparse_plugin.observe.sample import Sample, groups
@@ -93,18 +94,53 @@ def test_nothing_exists_when_nothing_is_asked_for() -> None:
     lru = slots()
     start.attach(SimpleNamespace(lru_slots=lru))
     one_call(lru, 0)
-    start.start(SimpleNamespace(hisparse_coordinator=object()), {}, True)
+    start.start(SimpleNamespace(hisparse_coordinator=object()), {})
     assert counters.attached() == []
     assert start.counters_for({"lru_slots": lru[0]}) is None
     assert threading.active_count() == before
     assert len(list(prometheus_client.REGISTRY.collect())) == registered
 
 
-def test_a_coordinator_of_another_make_is_not_watched(caplog: pytest.LogCaptureFixture) -> None:
-    start.prepare(SimpleNamespace(enable_metrics=True), Config())
-    start.attach(SimpleNamespace())
-    assert "nothing is counted or recorded: AttributeError" in caplog.text
-    assert start.counters_for({"lru_slots": slots()[0]}) is None
+def test_what_goes_wrong_ends_the_observation_and_not_the_server(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A coordinator, scheduler, call or prometheus of another make than expected."""
+    lru = slots()
+    coordinator = SimpleNamespace(lru_slots=lru, top_k=4, item_size_bytes=5)
+    scheduler = SimpleNamespace(hisparse_coordinator=coordinator)
+    for wrong, says in (
+        (lambda: start.attach(SimpleNamespace()), "no attribute 'lru_slots'"),
+        (lambda: start.start(scheduler, {}), "no attribute 'token_to_kv_pool_allocator'"),
+        (lambda: start.counters_for({"lru_slots": lru[0]}), "'NoneType' object has no attribute"),
+        (lambda: start.forget(99), "out of bounds"),
+    ):
+        start.prepare(SimpleNamespace(enable_metrics=True), Config(trace_dir=str(tmp_path)))
+        start.attach(coordinator)
+        wrong()
+        [record] = caplog.records
+        assert "nothing is counted or recorded: " in record.message and says in record.message
+        assert start.counters_for({"lru_slots": lru[0]}) is None
+        caplog.clear()
+
+
+def test_other_ranks_write_no_log_line_and_have_no_ring(tmp_path: Path) -> None:
+    settings = Config(trace_dir=str(tmp_path), log_interval=5)
+    coordinator = SimpleNamespace(lru_slots=slots(), top_k=4, item_size_bytes=5)
+    start.prepare(SimpleNamespace(enable_metrics=False), settings, first=False)
+    start.attach(coordinator)
+    assert counters.attached() == [] and trace.recorder() is None
+    start.prepare(SimpleNamespace(enable_metrics=True), settings, first=False)
+    start.attach(coordinator)
+    assert len(counters.attached()) == 1 and trace.recorder() is None
+
+
+def test_a_scheduler_without_hisparse_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Such as one that prefills for others."""
+    start.prepare(SimpleNamespace(enable_metrics=False), Config(log_interval=5))
+    start.start(SimpleNamespace(hisparse_coordinator=None), {})
+    assert [record.message for record in caplog.records] == [
+        "HiSparse: this scheduler decodes without it; there is neither a log line nor a trace"
+    ]
 
 
 def exported(earlier: Sample, *samples: Sample) -> dict[str, float]:

@@ -26,6 +26,7 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plugin.engine, "verify", lambda *_: None)
     monkeypatch.setattr(plugin.installation, "find", lambda: SimpleNamespace(tree=None, version="0"))
     monkeypatch.setattr(plugin.upstream, "tp_rank", lambda *_: 0)
+    monkeypatch.setattr(plugin.observe, "start", lambda *_: None)
 
 
 def parse(*flags: str, hisparse: bool = True) -> str:
