@@ -77,6 +77,7 @@ struct alignas(16) SharedMemory {
   int32_t repeated;                      // not 0: a token stands in the top-k twice
   int32_t not_looked_up;                 // entries that need no looking up
   int32_t no_slot;                       // entries of this block's words without a device row
+  int32_t hits_in_order;                 // this block's part of a request whose buffer is in order
 };
 
 }  // namespace hisparse_plugin

@@ -36,7 +36,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerProcessor)
   selection.load(top_k, 0);
   const Request r = load_request(p, row);
   if constexpr (Config::kCluster > 1) ptx::cluster_wait();  // all blocks run: their shared memory may be written
-  if (!r.real || r.seq_len <= Config::kHot) return answer_from_positions<Config>(p, r, top_k, rank);
+  if (!r.real || r.seq_len <= Config::kHot) return answer_from_positions(s, p, r, top_k, rank);
 
   Residents<Config> residents;
   residents.load(r, rank, 0);
@@ -56,7 +56,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerProcessor)
   __syncthreads();  // all bits are there
   Totals totals = total(s, rank);
   if constexpr (Config::kCluster > 1) ptx::mailbox_wait(&s.found_mailbox);  // nobody reads the tables any more
-  if (p.counters && threadIdx.x < 32) count_hits(p, (rank == 0 ? Config::kTopK : 0) - s.no_slot, rank == 0);
+  if (p.counters && in_last_warp<Config>()) count_hits(p, (rank == 0 ? Config::kTopK : 0) - s.no_slot, rank == 0);
   bool repeated = false;
   if (totals.misses != 0) {  // or a token stands in the top-k twice, and only once in the buffer
     look_for_repeats(s);
@@ -75,7 +75,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerProcessor)
   } else {
     const Work<Config> work(s, totals.misses, rank);
     auto misses = work.place(s, p, r, 0);
-    if (rank == 0 && p.counters && threadIdx.x < 32) count_misses(p, totals.misses);
+    if (rank == 0 && p.counters && in_last_warp<Config>()) count_misses(p, totals.misses);
     write_lru(s, r.lru, rank, totals);  // while the addresses of the rows are on their way
     for (int round = 0;; ++round) {
       work.record(misses, p, r, row, round);

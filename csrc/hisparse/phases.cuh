@@ -35,12 +35,13 @@ struct Request {
   int32_t seq_len, tail_start, buffer_width;
   bool real;  // false: a row that pads the batch to a captured size; its tables are not to be touched
 
-  // Device row of an entry that is not looked up: no token, or one whose slot follows from its position. -1: none.
-  __device__ __forceinline__ int32_t fixed_loc(int32_t token, int hot) const {
+  // Slot of an entry that is not looked up: no token, or one whose slot follows from its position. -1: none.
+  __device__ __forceinline__ int fixed_slot(int32_t token, int hot) const {
     if (token < 0 || token >= seq_len) return -1;
     const int slot = token >= tail_start ? hot + 1 + (token - tail_start) : min(token, hot);
-    return slot < buffer_width ? ptx::load(buffer_locs + slot) : -1;
+    return slot < buffer_width ? slot : -1;
   }
+  __device__ __forceinline__ int32_t loc(int slot) const { return slot < 0 ? -1 : ptx::load(buffer_locs + slot); }
 };
 
 __device__ __forceinline__ Request load_request(const SwapInParams& p, int row) {
@@ -97,7 +98,7 @@ __device__ __forceinline__ void clear(SharedMemory<Config>& s, int rank) {
       [&](int i) { reinterpret_cast<int4*>(s.buckets)[i] = make_int4(kEmpty, kEmpty, kEmpty, kEmpty); });
   for_each<Config::kTopKWords * 32, Config::kThreads>([&](int i) { s.locs_out[i] = kNotFound; });
   if (threadIdx.x == 0) {
-    s.not_looked_up = s.no_slot = s.repeated = 0;
+    s.not_looked_up = s.no_slot = s.repeated = s.hits_in_order = 0;
 #pragma unroll
     for (int w = Config::kHot / 32; w < Config::kHotWords; ++w) s.hits[w] = 0;  // bits past the last slot stay 0
     if constexpr (Config::kCluster > 1) {
@@ -107,8 +108,14 @@ __device__ __forceinline__ void clear(SharedMemory<Config>& s, int rank) {
   }
 }
 
-// Counting is done by one warp, a lane for each counter. Every request is first counted as one without a miss, in few
-// instructions: on the way of a call that misses nothing there is no time to spare.
+// The warp that counts; a lane sees to one counter.
+template <typename Config>
+__device__ __forceinline__ bool in_last_warp() {
+  return threadIdx.x >= Config::kThreads - 32;
+}
+
+// Every request is first counted as one without a miss, in few instructions: in a call that misses nothing what stands
+// between the look-up and the end is waited for.
 __device__ __forceinline__ void count_hits(const SwapInParams& p, int hits, bool request) {
   const int lane = threadIdx.x % 32;
   const int64_t add = lane == 0 ? hits : lane == 3 || lane == kMissCounters ? request : 0;
@@ -130,17 +137,30 @@ __device__ __forceinline__ void count_misses(const SwapInParams& p, int misses) 
 // Padding, and sequences the buffer holds whole, in order: no tables but the locs are read, none is written.
 template <typename Config>
 __device__ __forceinline__ void answer_from_positions(
-    const SwapInParams& p, const Request& r, const int32_t* top_k, int rank) {
-  const int row = blockIdx.x / Config::kCluster;
+    SharedMemory<Config>& s, const SwapInParams& p, const Request& r, const int32_t* top_k, int rank) {
+  constexpr int kStep = Config::kCluster * Config::kThreads, kRounds = ceil_div(Config::kTopK, kStep);
+  const int row = blockIdx.x / Config::kCluster, first = rank * Config::kThreads + threadIdx.x;
   if (p.miss_count && rank == 0 && threadIdx.x == 0) p.miss_count[row] = 0;
+  int32_t locs[kRounds];
   int hits = 0;
-  for (int i = rank * Config::kThreads + threadIdx.x; i < Config::kTopK; i += Config::kCluster * Config::kThreads) {
-    const int32_t loc = r.real ? r.fixed_loc(ptx::load(top_k + i), Config::kHot) : -1;
-    r.locs_out[i] = loc;
-    hits += loc >= 0;
+#pragma unroll
+  for (int k = 0; k < kRounds; ++k) {
+    const int i = first + k * kStep;
+    const int slot = r.real && i < Config::kTopK ? r.fixed_slot(ptx::load(top_k + i), Config::kHot) : -1;
+    locs[k] = r.loc(slot);
+    hits += slot >= 0;
   }
-  if (!p.counters || !r.real) return;
-  count_hits(p, __reduce_add_sync(~0u, hits), rank == 0 && threadIdx.x < 32);
+  if (p.counters && r.real) {  // while the locs are on their way
+    hits = __reduce_add_sync(~0u, hits);
+    if (threadIdx.x % 32 == 0) atomicAdd(&s.hits_in_order, hits);
+    __syncthreads();
+    if (in_last_warp<Config>()) count_hits(p, s.hits_in_order, rank == 0);
+  }
+#pragma unroll
+  for (int k = 0; k < kRounds; ++k) {
+    const int i = first + k * kStep;
+    if (i < Config::kTopK) r.locs_out[i] = locs[k];
+  }
 }
 
 // Words of 32 entries or slots that a warp handles, kAtOnce of them in registers.
@@ -194,7 +214,7 @@ struct Selection {
   __device__ __forceinline__ static void answer(
       SharedMemory<Config>& s, const Request& r, int32_t token, int index, bool settled) {
     if (!settled || index >= Config::kTopK) return;
-    const int32_t loc = r.fixed_loc(token, Config::kHot);
+    const int32_t loc = r.loc(r.fixed_slot(token, Config::kHot));
     r.locs_out[index] = loc;
     if (loc < 0) atomicAdd(&s.no_slot, 1);
   }

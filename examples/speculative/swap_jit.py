@@ -35,7 +35,7 @@ def upstream_spec(root: Path, steps: int, top_k: int, hot: int, row_bytes: tuple
     Args:
         root: the folder that holds the `sglang` of an unpacked wheel, 0.5.22 or later.
     """
-    jit = root / "sglang" / "kernels" / "jit"
+    jit = root.resolve() / "sglang" / "kernels" / "jit"
     source = jit / "csrc" / "kvcacheio" / "hisparse_spec.cuh"
     if not source.is_file():
         raise FileNotFoundError(f"{source}: --sglang names no unpacked wheel of SGLang 0.5.22 or later")
