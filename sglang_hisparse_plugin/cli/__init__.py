@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from .. import __version__
+from .. import __version__, lines
 
 COMMANDS = {
     "doctor": "what is wrong with an installation, a machine and a launch command",
@@ -59,7 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if any(word.split("=")[0] == "--json" for word in own):
             print(json.dumps({"error": str(wrong)}), flush=True)
         wrong.parser.print_usage(sys.stderr)
-        wrong.parser.exit(2, f"{wrong.parser.prog}: error: {wrong}\n")
+        wrong.parser.exit(2, lines.fill(f"{wrong.parser.prog}: error: {wrong}", "  ") + "\n")
     try:
         code = int(options.run(options))
         if sys.stdout:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from ..doctor import examine, launch, report
 from ..doctor.table import PROBES
+from ..sizing import amounts
 
 EPILOG = """\
 Exit code: 0 nothing is in the way; 1 the worst finding is a warning (it will serve, but ...); 2 it is an error (it
@@ -24,10 +25,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("--json", action="store_true", help="print one JSON object: findings and all facts")
     parser.add_argument(
-        "--model", "--model-path", metavar="PATH", help="folder or Hugging Face id of the model, as --model-path"
+        "--model",
+        "--model-path",
+        type=_model,
+        metavar="PATH",
+        help="folder or Hugging Face id of the model, as --model-path",
     )
     parser.add_argument("--hisparse-config", metavar="JSON", help="as the server's flag")
-    parser.add_argument("--context-length", type=_count, metavar="N", help="as the server's flag")
+    parser.add_argument("--context-length", type=_count, metavar="N", help="as the server's flag (65536, 64Ki)")
     parser.add_argument("--sglang-path", type=Path, metavar="DIR", help="an unpacked SGLang, not the installed one")
     parser.add_argument(
         "--no-transfer", action="store_true", help="do not measure the host-to-device rate (2 s of copying)"
@@ -41,17 +46,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _count(text: str) -> int:
-    value = int(text)
-    if not 0 < value < launch.MOST:
-        raise argparse.ArgumentTypeError(f"{text} is no number of tokens")
-    return value
+    try:
+        return amounts.count(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def _seconds(text: str) -> float:
-    value = float(text)
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
     if not 0 < value < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text} is no time")
+        raise argparse.ArgumentTypeError(f"{text[:40]!r} is no number of seconds")
     return value
+
+
+def _model(text: str) -> str:
+    """A model's folder may be given by its config.json here, which SGLang does not take."""
+    path = Path(os.path.expanduser(text))
+    return str(path.parent) if path.name == "config.json" and path.is_file() else text
 
 
 def run(options: argparse.Namespace) -> int:

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import argparse
 import json
-import re
-import sys
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from .. import installation
-from ..sizing import estimate, picture, plan
+from .. import installation, lines
+from ..sizing import amounts, estimate, hisparse, paste, picture, plan
+from ..sizing.layout import Layout
 from ..sizing.shapes import (
     KV_DTYPES,
     MOST_LAYERS,
@@ -25,10 +24,10 @@ from ..sizing.shapes import (
     version,
 )
 
-UNITS = {"": 1 << 30, "GIB": 1 << 30, "GB": 10**9, "MIB": 1 << 20, "TIB": 1 << 40, "TB": 10**12}
 EPILOG = (
-    "Memory is in GiB, as SGLang's log counts it, unless a unit is given (141GB, 2TB). Exit codes: 0 it fits, "
-    "2 it does not fit, or the input is wrong. Formulas and sources: sglang_hisparse_plugin/sizing/records.py"
+    "SIZE: GiB, as SGLang's log counts (139, 139G, 2T), unless decimal bytes are named (141GB, 2TB). TOKENS: as SGLang "
+    "reads them (65536, 64Ki; 64k is 64000). Exit codes: 0 it fits, 2 it does not fit, or the input is wrong. "
+    "Formulas and sources: sglang_hisparse_plugin/sizing/records.py"
 )
 
 
@@ -45,19 +44,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         kind = _number(0 if name == "draft-layers" else 1, MOST_WIDTH)
         model.add_argument(f"--{name}", type=kind, metavar="N", help=f"with --layers (default: {default})")
     model.add_argument("--kv-dtype", choices=KV_DTYPES, default="fp8_e4m3", help="default: %(default)s")
-    model.add_argument("--draft-tokens", type=_number(0), default=0, metavar="N", help="--speculative-num-draft-tokens")
-    model.add_argument("--hisparse-config", metavar="JSON", help="as for the server; its ratio is worked out anew")
+    model.add_argument("--draft-tokens", type=_drafts, default=0, metavar="N", help="--speculative-num-draft-tokens")
+    model.add_argument("--hisparse-config", metavar="JSON", help="as for the server; its ratio is worked out")
     model.add_argument("--release", metavar="R", help=f"SGLang's (default: the installed one, else {NEWEST})")
     memory = parser.add_argument_group("memory")
-    memory.add_argument("--gpu-mem", type=_memory, required=True, metavar="SIZE", help="of one GPU (an H200: 139)")
+    memory.add_argument(
+        "--gpu-mem",
+        type=_memory,
+        required=True,
+        metavar="SIZE",
+        help="of one GPU before the weights are loaded, as SGLang logs it (an H200: 139)",
+    )
     memory.add_argument("--weights", type=_memory, metavar="SIZE", help="of the whole model, spread over --tp GPUs")
     memory.add_argument("--weights-per-gpu", type=_memory, metavar="SIZE", help="instead, as SGLang's log shows it")
     memory.add_argument(
         "--reserve",
         type=_bytes,
-        default=12 << 30,
         metavar="SIZE",
-        help="per GPU, for activations and CUDA graphs (default: 12)",
+        help="kept free on a GPU for activations and CUDA graphs (default: what SGLang itself would keep)",
     )
     memory.add_argument("--host-mem", type=_memory, required=True, metavar="SIZE", help="of a node")
     memory.add_argument(
@@ -95,7 +99,7 @@ def run(options: argparse.Namespace) -> int:
     except SizingError as error:
         if options.json:
             print(json.dumps({"error": str(error)}))
-        print(f"sglang-hisparse size: {error}", file=sys.stderr)
+        lines.complain("size", str(error))
         return 2
     if options.json:
         print(json.dumps(report, indent=2))
@@ -113,7 +117,7 @@ def _report(options: argparse.Namespace) -> dict[str, Any]:
     work = plan.Workload(
         release=_release(options),
         model=model,
-        hisparse=HiSparse.from_json(options.hisparse_config, model.index_topk),
+        hisparse=_hisparse(options.hisparse_config, model),
         kv_dtype=options.kv_dtype,
         prompt=options.context,
         output=options.output,
@@ -123,7 +127,7 @@ def _report(options: argparse.Namespace) -> dict[str, Any]:
     machine = _machine(options)
     fit = plan.with_hisparse(work, machine)
     plain = plan.without_hisparse(work, machine)
-    within = options.dp if options.dp_attention else 1
+    given_ratio = hisparse.parse(options.hisparse_config).get("host_to_device_ratio")
     return {
         "model": asdict(model),
         "release": work.release,
@@ -134,16 +138,40 @@ def _report(options: argparse.Namespace) -> dict[str, Any]:
         "tp": options.tp,
         "dp": options.dp,
         "dp_attention": options.dp_attention,
-        "machine": {**asdict(machine), "device_budget": machine.device_budget, "host_budget": machine.host_budget},
+        "machine": estimate.of_machine(work, machine, fit.requests),
         "per_token": estimate.per_token(fit.server),
         "hisparse": estimate.of_fit(fit, options.dp),
         "without": plain and estimate.of_fit(plain, options.dp),
-        "flags": plan.flags(fit, machine, within),
+        "flags": paste.flags(work, machine, fit),
         "swap_in": estimate.swap_in(fit, options.hit_rates),
         "contexts": estimate.by_context(work, machine, options.dp),
         "hot_buffers": estimate.by_hot_buffer(work, machine, options.dp),
-        "notes": estimate.notes(work, machine, fit),
+        "notes": estimate.notes(work, machine, fit, given_ratio) + _weights_note(options),
     }
+
+
+def _weights_note(options: argparse.Namespace) -> list[str]:
+    text = (
+        "with DP attention each rank loads whole attention weights, which is more than its share of --weights: "
+        "SGLang's log has the figure, for --weights-per-gpu"
+    )
+    return [text] if options.dp_attention and options.weights is not None else []
+
+
+def _hisparse(text: str | None, model: ModelShape) -> HiSparse:
+    config = hisparse.parse(text)
+    if unknown := hisparse.unknown(config):
+        raise SizingError(
+            f"--hisparse-config has a key that SGLang takes no notice of: {unknown[0]:.40}; it knows "
+            f"{', '.join(hisparse.KEYS)}"
+        )
+    top_k = config.get("top_k", model.index_topk)
+    if top_k != model.index_topk and not hisparse.faults(config):
+        raise SizingError(
+            f"top_k {top_k} in --hisparse-config is not the {model.index_topk} that the model's indexer selects "
+            f"(index_topk): give {model.index_topk}, or leave it out"
+        )
+    return HiSparse.from_json(text, model.index_topk)
 
 
 def _model(options: argparse.Namespace) -> ModelShape:
@@ -173,18 +201,16 @@ def _release(options: argparse.Namespace) -> str:
 
 
 def _machine(options: argparse.Namespace) -> plan.Machine:
-    if options.dp_attention and options.tp % options.dp:
-        raise SizingError(f"--dp {options.dp} does not divide --tp {options.tp}: with --dp-attention it must")
+    layout = Layout(options.tp, options.dp, options.dp_attention, options.gpus_per_node)
     if (options.weights is None) == (options.weights_per_gpu is None):
         raise SizingError("give --weights (of the whole model) or --weights-per-gpu, and not both")
-    ranks = options.tp if options.dp_attention else options.tp * options.dp
     return plan.Machine(
         gpu=options.gpu_mem,
         weights=-(-options.weights // options.tp) if options.weights_per_gpu is None else options.weights_per_gpu,
         reserve=options.reserve,
         host=options.host_mem,
         host_reserve=options.host_reserve,
-        ranks_per_node=min(ranks, options.gpus_per_node),
+        layout=layout,
     )
 
 
@@ -195,13 +221,10 @@ def _most_requests(options: argparse.Namespace) -> int:
 
 
 def _bytes(text: str) -> int:
-    found = re.fullmatch(r"([0-9.]+)\s*([A-Za-z]*)", text)
     try:
-        return int(float(found[1]) * UNITS[found[2].upper()])  # type: ignore[index]
-    except (KeyError, OverflowError, TypeError, ValueError):
-        raise argparse.ArgumentTypeError(
-            f"{text!r} is no size: give GiB, or a number with GB, GiB, TB or TiB"
-        ) from None
+        return amounts.memory(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def _memory(text: str) -> int:
@@ -214,11 +237,18 @@ def _number(least: int, most: int = MOST_TOKENS) -> Callable[[str], int]:
     """An argument's type: whole numbers from `least` to `most`."""
 
     def read(text: str) -> int:
-        if not text.isdecimal() or len(text) > 20 or not least <= int(text) <= most:
-            raise argparse.ArgumentTypeError(f"{text[:40]!r} is no whole number from {least} to {most}")
-        return int(text)
+        try:
+            return amounts.count(text, least, most)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
 
     return read
+
+
+def _drafts(text: str) -> int:
+    if (number := _number(0)(text)) == 1:
+        raise argparse.ArgumentTypeError("1 is no speculation: give 2 or more, as --speculative-num-draft-tokens")
+    return number
 
 
 def _rates(text: str) -> tuple[float, ...]:

@@ -8,36 +8,42 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..sizing.amounts import count
+
 #: The server's flags that are judged: name -> its spellings and how its value is read; None: it takes no value.
-#: The first letters of a spelling do, as for SGLang.
+#: The first letters of a spelling do, as for SGLang. What `speculative.limits` judges has the server's own name.
 FLAGS: dict[str, tuple[tuple[str, ...], Callable[[str], Any] | None]] = {
     "model": (("--model-path", "--model"), str),
     "revision": (("--revision",), str),
     "tp": (("--tp-size", "--tensor-parallel-size"), int),
     "dp": (("--dp-size", "--data-parallel-size"), int),
-    "pp": (("--pp-size", "--pipeline-parallel-size"), int),
+    "pp_size": (("--pp-size", "--pipeline-parallel-size"), int),
     "nnodes": (("--nnodes",), int),
     "dp_attention": (("--enable-dp-attention",), None),
     "base_gpu_id": (("--base-gpu-id",), int),
     "gpu_id_step": (("--gpu-id-step",), int),
     "device": (("--device",), str),
     "numa_node": (("--numa-node",), str),
-    "context_length": (("--context-length",), int),
+    "context_length": (("--context-length",), count),
     "page_size": (("--page-size",), int),
     "kv_cache_dtype": (("--kv-cache-dtype",), str),
     "mem_fraction": (("--mem-fraction-static",), float),
-    "max_total_tokens": (("--max-total-tokens",), int),
+    "max_total_tokens": (("--max-total-tokens",), count),
     "max_running_requests": (("--max-running-requests",), int),
     "hisparse": (("--enable-hisparse",), None),
     "hisparse_config": (("--hisparse-config", "--hierarchical-sparse-attention-extra-config"), str),
     "disable_radix_cache": (("--disable-radix-cache",), None),
-    "mixed_chunk": (("--enable-mixed-chunk",), None),
+    "enable_mixed_chunk": (("--enable-mixed-chunk",), None),
     "prefill_backend": (("--dsa-prefill-backend", "--nsa-prefill-backend"), str),
     "decode_backend": (("--dsa-decode-backend", "--nsa-decode-backend"), str),
-    "disaggregation": (("--disaggregation-mode",), str),
-    "speculative": (("--speculative-algorithm",), str),
+    "disaggregation_mode": (("--disaggregation-mode",), str),
+    "speculative_algorithm": (("--speculative-algorithm",), str),
     "draft_tokens": (("--speculative-num-draft-tokens",), int),
-    "eagle_topk": (("--speculative-eagle-topk",), int),
+    "speculative_eagle_topk": (("--speculative-eagle-topk",), int),
+    "speculative_num_steps": (("--speculative-num-steps",), int),
+    "speculative_adaptive": (("--speculative-adaptive",), None),
+    "enable_multi_layer_eagle": (("--enable-multi-layer-eagle",), None),
+    "enable_two_batch_overlap": (("--enable-two-batch-overlap",), None),
     "overrides": (("--json-model-override-args",), str),
     "config_file": (("--config",), str),
     "plugin_mode": (("--hisparse-plugin",), str),
@@ -71,6 +77,21 @@ class Launch:
         if name not in FLAGS:
             raise KeyError(name)
         return self.options.get(name, default)
+
+    @property
+    def drafts(self) -> int:
+        """Draft tokens of a step; 0 where it does not speculate or does not say. A chain has one more than steps."""
+        if not self.get("speculative_algorithm"):
+            return 0
+        return int(self.get("draft_tokens") or self.get("speculative_num_steps", -1) + 1)
+
+    def spelled(self) -> str:
+        """The flags as a shell would read them."""
+        words = []
+        for name, value in self.options.items():
+            words.append(FLAGS[name][0][0])
+            words += [] if FLAGS[name][1] is None else [shlex.quote(str(value))]
+        return " ".join(words)
 
     def count(self, name: str) -> int:
         """A flag that counts something; 1 where it was not given or makes no sense."""
@@ -147,8 +168,9 @@ def _flags(words: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
             continue
         try:
             value = convert(text)
-        except ValueError:
-            problems.append(f"{word} is {text!r}, which is no {'whole ' if convert is int else ''}number")
+        except ValueError as error:
+            kind = "no whole number" if convert is int else "no number"
+            problems.append(f"{word}: {error}" if convert is count else f"{word} is {text!r}, which is {kind}")
             continue
         low, high = RANGES.get(name, (1, MOST))
         if convert in (int, float) and not low <= value <= high:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-import shutil
 import textwrap
 from collections.abc import Iterator
 from datetime import datetime, timezone
 from typing import Any, TextIO
 
-from .. import __version__
+from .. import __version__, lines
 from .examine import Examination, Probe
 from .finding import Finding, Level
 
@@ -50,15 +49,15 @@ def verdict(examination: Examination) -> str:
 
 def write(examination: Examination, out: TextIO) -> None:
     """The facts in a line each, the findings with their remedies, the worst first, and the verdict."""
-    width = max(60, min(shutil.get_terminal_size().columns, 140))
+    width = lines.width()
     colour = out.isatty() and not os.environ.get("NO_COLOR")
-    lines = [f"sglang-hisparse doctor {__version__}", ""]
-    lines += [_fact(probe, examination, width) for probe in examination.probes]
+    rows = [f"sglang-hisparse doctor {__version__}", ""]
+    rows += [_fact(probe, examination, width) for probe in examination.probes]
     for finding in examination.findings:
-        lines += ["", *_finding(finding, width, colour)]
-    lines += ["", textwrap.fill(f"Verdict: {verdict(examination)}", width, break_long_words=False)]
+        rows += ["", *_finding(finding, width, colour)]
+    rows += ["", lines.fill(f"Verdict: {verdict(examination)}")]
     encoding = out.encoding or "ascii"
-    text = "\n".join(lines) + "\n"
+    text = "\n".join(rows) + "\n"
     out.write(text.encode(encoding, "replace").decode(encoding))
 
 

@@ -90,25 +90,29 @@ def hisparse(examined: Examined, model: shapes.ModelShape) -> shapes.HiSparse:
     return flags
 
 
-def sizes(examined: Examined) -> Sizes | None:
-    """None where something that they follow from is not known or is refused; others have said so."""
+def server(examined: Examined) -> shapes.Server | None:
+    """One rank, without device slots; None where something is not known or is refused. Others have said so."""
     launch = examined.subject.launch
-    if not launch.given:
-        return None
     try:
         model = model_shape(examined)
         flags = hisparse(examined, model)
-        layers = -(-model.layers // launch.count("pp"))
+        layers = -(-model.layers // launch.count("pp_size"))
         model = dataclasses.replace(model, layers=layers, shared_index=model.shared_index[:layers])
-        draft = launch.get("draft_tokens", 0) if launch.get("speculative") else 0
         requests, context = launch.count("max_running_requests"), launch.get("context_length") or model.max_context or 0
-        server = shapes.Server(release(examined), model, flags, kv_dtype(examined), 0, requests, context, draft)
+        return shapes.Server(
+            release(examined), model, flags, kv_dtype(examined), 0, requests, context, draft_tokens=launch.drafts
+        )
     except shapes.SizingError:
         return None
-    if flags.host_to_device_ratio > MOST_WIDTH:
+
+
+def sizes(examined: Examined) -> Sizes | None:
+    """None where something that they follow from is not known or is refused; others have said so."""
+    launch, rank = examined.subject.launch, server(examined) if examined.subject.launch.given else None
+    if rank is None:
         return None
     budget, certain = _budget(examined)
-    slots = budget // formulas.cell_bytes(server) if budget is not None else None
+    slots = budget // formulas.cell_bytes(rank) if budget is not None else None
     basis = (
         f"{MEM_FRACTION if launch.get('mem_fraction') is None else launch.get('mem_fraction'):g} of the GPU's memory"
     )
@@ -117,8 +121,10 @@ def sizes(examined: Examined) -> Sizes | None:
         slots, basis, certain = most, "--max-total-tokens", True
     if slots is None or slots <= 0:
         return None
-    server = dataclasses.replace(server, device_tokens=slots // flags.page_size * flags.page_size)
-    return Sizes(server, gpu.needed(launch), basis, certain, budget)
+    page = rank.hisparse.page_size
+    return Sizes(
+        dataclasses.replace(rank, device_tokens=slots // page * page), gpu.needed(launch), basis, certain, budget
+    )
 
 
 def _budget(examined: Examined) -> tuple[int | None, bool]:
@@ -129,5 +135,5 @@ def _budget(examined: Examined) -> tuple[int | None, bool]:
         return None, False
     fraction = launch.get("mem_fraction")
     weights = facts.get("weights_bytes") or 0
-    share = weights // (launch.count("tp") * launch.count("pp"))
+    share = weights // (launch.count("tp") * launch.count("pp_size"))
     return int(min(memory) * (MEM_FRACTION if fraction is None else fraction)) - share, bool(weights)

@@ -29,6 +29,22 @@ def per_token(server: Server) -> dict[str, Any]:
     }
 
 
+def of_machine(work: plan.Workload, machine: plan.Machine, requests: int) -> dict[str, Any]:
+    """Memory of one rank in bytes, and where it goes, with so many requests on a rank."""
+    return {
+        "gpu": machine.gpu,
+        "weights": machine.weights,
+        "reserve": plan.reserve(work, machine, requests),
+        "reserve_origin": "as SGLang itself reckons" if machine.reserve is None else "--reserve",
+        "mem_fraction_static": plan.mem_fraction(work, machine, requests) / 1000,
+        "host": machine.host,
+        "host_reserve": machine.host_reserve,
+        "ranks_per_node": machine.layout.ranks_per_node,
+        "device_budget": plan.device_budget(work, machine, requests),
+        "host_budget": machine.host_budget,
+    }
+
+
 def of_fit(fit: plan.Fit, groups: int) -> dict[str, Any]:
     """A fit, for one rank and for `groups` of ranks with requests of their own."""
     server = fit.server
@@ -102,35 +118,40 @@ def by_hot_buffer(work: plan.Workload, machine: plan.Machine, groups: int) -> li
     return rows
 
 
-def notes(work: plan.Workload, machine: plan.Machine, fit: plan.Fit) -> list[str]:
-    """What a reader must know beside the numbers."""
-    found = []
-    server = fit.server
-    if server.context <= server.hisparse.device_buffer_size:
-        found.append(
-            f"requests of {server.context} tokens fit into a hot buffer of {server.hisparse.device_buffer_size}: "
-            "nothing will be swapped in, and HiSparse only costs here"
-        )
-    if work.model.name not in (*COVERED, ModelShape.name):
-        found.append(f"{work.model.name} is unknown here: it is taken to lay out its cache as DeepSeek-V3.2 does")
-    real = per_token(server)["device_slot"]
-    if (reckoned := formulas.cell_bytes(server)) < real and not work.draft_tokens:
-        found.append(
-            f"SGLang {work.release} takes a device slot for {reckoned} bytes, and it has {real}: without "
-            "--max-total-tokens its pools would be larger than what it set aside for them"
-        )
-    if work.draft_tokens and version(work.release) < (0, 5, 22):
-        found.append(
-            f"SGLang {work.release} has no speculation with HiSparse of its own: the plugin's is reckoned with, whose "
-            "tables of some MB are left out"
-        )
-    if version(work.release) > version(NEWEST):
-        found.append(f"the formulas were checked up to SGLang {NEWEST}")
-    if (fraction := plan.mem_fraction(server, machine)) >= 1:
-        found.append(f"--mem-fraction-static {fraction} is no fraction: raise --reserve")
-    if (larger := plan.larger_buffer(work, machine, fit)) > server.hisparse.device_buffer_size:
-        found.append(f"a device_buffer_size of {larger} fits at the same concurrency, for a higher hit rate")
-    return found
+def notes(work: plan.Workload, machine: plan.Machine, fit: plan.Fit, given_ratio: int | None) -> list[str]:
+    """What a reader must know beside the numbers; `given_ratio` is that of --hisparse-config."""
+    server, layout = fit.server, machine.layout
+    ratio, buffer = server.hisparse.host_to_device_ratio, server.hisparse.device_buffer_size
+    own, kept = (kind(work, machine, fit.requests) for kind in (plan.own_reserve, plan.reserve))
+    reckoned, real = formulas.cell_bytes(server), per_token(server)["device_slot"]
+    larger = plan.larger_buffer(work, machine, fit)
+    found = {
+        f"host_to_device_ratio {given_ratio} of --hisparse-config is replaced by the one worked out, {ratio}": (
+            given_ratio not in (None, ratio)
+        ),
+        f"requests of {server.context} tokens fit into a hot buffer of {buffer}: nothing will be swapped in, and "
+        "HiSparse only costs here": server.context <= buffer,
+        f"{work.model.name} is unknown here: it is taken to lay out its cache as DeepSeek-V3.2 does": (
+            work.model.name not in (*COVERED, ModelShape.name)
+        ),
+        f"the reserve is {kept / plan.GIB:.1f} GiB, and SGLang itself would keep {own / plan.GIB:.1f} GiB for "
+        "activations and CUDA graphs: it may run out of memory": kept < own,
+        f"SGLang {work.release} takes a device slot for {reckoned} bytes, and it has {real}: without "
+        "--max-total-tokens its pools would be larger than what it set aside for them": (
+            reckoned < real and not work.draft_tokens
+        ),
+        f"SGLang {work.release} has no speculation with HiSparse of its own: the plugin's is reckoned with, whose "
+        "tables of some MB are left out": bool(work.draft_tokens) and version(work.release) < (0, 5, 22),
+        f"the configuration of {work.model.name} has no next-token layer: name a draft model with "
+        "--speculative-draft-model-path": (
+            bool(work.draft_tokens) and not work.model.draft_layers and work.model.name != ModelShape.name
+        ),
+        f"{layout.nodes} nodes: on each add --node-rank (0 to {layout.nodes - 1}) and --dist-init-addr HOST:PORT of "
+        "the first": layout.nodes > 1,
+        f"the formulas were checked up to SGLang {NEWEST}": version(work.release) > version(NEWEST),
+        f"a device_buffer_size of {larger} fits at the same concurrency, for a higher hit rate": larger > buffer,
+    }
+    return [text for text, holds in found.items() if holds]
 
 
 def _both(work: plan.Workload, machine: plan.Machine, groups: int) -> dict[str, int]:

@@ -20,6 +20,7 @@ __all__ = [
     "draft_bytes_per_slot",
     "draft_pool_bytes",
     "host_tokens",
+    "kv_rows",
     "pinned_bytes",
     "plain_device_bytes",
     "plain_layers_with_index",

@@ -1,13 +1,13 @@
-"""The most requests that fit on a rank, with and without HiSparse, and the flags that say so. Standard library only."""
+"""The most requests that fit on a rank, with and without HiSparse. Standard library only."""
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
 
-from . import formulas
+from . import formulas, headroom
+from .layout import Layout
 from .shapes import HiSparse, ModelShape, Server, SizingError, version
 
 GIB = 1 << 30
@@ -16,6 +16,8 @@ GIB = 1 << 30
 CLIP, NEW_TOKEN_RATIO = 4096, 0.098
 #: Requests of one rank that SGLang goes to by itself at most (resolve_max_num_reqs).
 MOST_REQUESTS = 4096
+#: Of --mem-fraction-static, in thousandths; the rest of a GPU is less than a CUDA context and its graphs take.
+MOST_FRACTION = 990
 
 
 @dataclass(frozen=True)
@@ -25,21 +27,17 @@ class Machine:
     gpu: int
     weights: int
     """Of one GPU."""
-    reserve: int
-    """Kept free on the GPU for activations and CUDA graphs."""
+    reserve: int | None
+    """Kept free on the GPU for activations and CUDA graphs; None for what SGLang itself keeps."""
     host: int
     """Of the node."""
     host_reserve: int
     """Kept free on the node; SGLang itself insists on 10 GiB."""
-    ranks_per_node: int
-
-    @property
-    def device_budget(self) -> int:
-        return self.gpu - self.weights - self.reserve
+    layout: Layout = field(default_factory=Layout)
 
     @property
     def host_budget(self) -> int:
-        return (self.host - self.host_reserve) // self.ranks_per_node
+        return (self.host - self.host_reserve) // self.layout.ranks_per_node
 
 
 @dataclass(frozen=True)
@@ -49,7 +47,7 @@ class Workload:
     release: str
     model: ModelShape
     hisparse: HiSparse
-    """Its ratio is where a search starts from, not what comes out."""
+    """Its ratio is not taken: it is worked out."""
     kv_dtype: str
     prompt: int
     output: int
@@ -87,6 +85,44 @@ class Fit:
     limit: str
 
 
+# --- what there is ---
+
+
+def own_reserve(work: Workload, machine: Machine, requests: int) -> int:
+    """Bytes that SGLang itself keeps free for activations and CUDA graphs of so many requests on a rank."""
+    layout = machine.layout
+    return headroom.reserve(
+        machine.gpu,
+        version(work.release),
+        tp=layout.tp,
+        dp_attention=layout.attention_dp,
+        requests=requests,
+        drafts=bool(work.draft_tokens),
+    )
+
+
+def reserve(work: Workload, machine: Machine, requests: int) -> int:
+    """Bytes kept free on the GPU: as given, or SGLang's own."""
+    return own_reserve(work, machine, requests) if machine.reserve is None else machine.reserve
+
+
+def mem_fraction(work: Workload, machine: Machine, requests: int) -> int:
+    """--mem-fraction-static in thousandths: all but the reserve, rounded down.
+
+    SGLang takes (free after the weights) - (free before) x (1 - fraction) for the pools, divided by `cell_bytes`. What
+    it builds is never less than `cell_bytes` reckons, so a plan within `device_budget` gets its slots.
+    """
+    return max(0, (machine.gpu - reserve(work, machine, requests)) * 1000 // machine.gpu)
+
+
+def device_budget(work: Workload, machine: Machine, requests: int) -> int:
+    """Bytes for pools and tables."""
+    return machine.gpu * mem_fraction(work, machine, requests) // 1000 - machine.weights
+
+
+# --- what it takes ---
+
+
 def device_bytes(server: Server) -> int:
     """Of one rank's pools and tables, and of the draft model's pool."""
     return formulas.total(server, "device") + formulas.draft_pool_bytes(server)
@@ -100,45 +136,57 @@ def slots_needed(work: Workload, requests: int) -> int:
     return _up((requests - 1) * one + max(admission, one + page), page)
 
 
+def servers(work: Workload, requests: int) -> Iterator[Server]:
+    """The servers that run so many requests, from the fewest device slots on; any other needs more of everything.
+
+    Slots times ratio must hold the requests. Fewer slots save GPU memory, but slots x ratio then overshoots by more,
+    and each of those tokens has a row on the host and an index key on the device: neither end is always the best.
+    """
+    page = work.hisparse.page_size
+    least, logical = slots_needed(work, requests) // page, requests * work.total // page + 1  # pages
+    ratio = -(-logical // least)
+    while ratio > 0:
+        pages = max(least, -(-logical // ratio))
+        ratio = max(1, -(-logical // pages))  # the smallest for which as many slots do
+        yield work.server(pages * page, ratio, requests)
+        ratio -= 1
+
+
 def smallest(work: Workload, requests: int) -> Server:
-    """The server with the fewest bytes on the device that runs so many requests."""
-    page, slots, logical = (
-        work.hisparse.page_size,
-        slots_needed(work, requests),
-        requests * work.total + work.hisparse.page_size,
-    )
-    enough = max(1, -(-logical // slots))
-    found = [
-        work.server(max(slots, _up(-(-logical // ratio), page)), ratio, requests)
-        for ratio in (enough, max(1, enough - 1))
-    ]
-    return min(found, key=device_bytes)
+    """The server with the fewest bytes on the device that runs so many requests, whatever it takes on the host."""
+    return min(servers(work, requests), key=device_bytes)
+
+
+def fitting(work: Workload, machine: Machine, requests: int) -> Iterator[Server]:
+    """The servers that run so many requests and fit on GPU and host."""
+    device, host = device_budget(work, machine, requests), machine.host_budget
+    for server in servers(work, requests):
+        if formulas.kv_rows(server) > device:
+            return  # all others have more slots
+        if formulas.total(server, "host") <= host and device_bytes(server) <= device:
+            yield server
+
+
+# --- the most that fits ---
 
 
 def with_hisparse(work: Workload, machine: Machine) -> Fit:
     """The most requests with HiSparse.
 
     Raises:
-        SizingError: the model takes no such context, or not even one fits; the text says what is short by how much.
+        SizingError: SGLang refuses the context, the parallelism or the reserve, or not even one request fits; the text
+            says what is short by how much.
     """
     formulas.check(work.server(0, 1, 1))
-    longest = work.model.max_context
-    if longest and work.prompt + work.output > longest:
-        raise SizingError(
-            f"{work.prompt} tokens of prompt and {work.output} of output are more than the {longest} that the model "
-            "takes, and SGLang refuses such a --context-length: give a shorter --context or --output"
-        )
-
-    def fits(requests: int) -> bool:
-        server = smallest(work, requests)
-        return device_bytes(server) <= machine.device_budget and formulas.total(server, "host") <= machine.host_budget
-
-    most = _most(fits, most_requests(work))
-    server = smallest(work, max(most, 1))
-    fit = Fit(most, server, device_bytes(server), formulas.total(server, "host"), "")
+    machine.layout.check(work.model)
+    _check_context(work)
+    _check_reserve(work, machine)
+    most = _most(lambda requests: any(fitting(work, machine, requests)), most_requests(work))
     if not most:
-        raise SizingError(_too_long(work, machine, fit))
-    return replace(fit, limit=_limit(work, machine, smallest(work, most + 1), most))
+        raise SizingError(_too_long(work, machine))
+    server = min(fitting(work, machine, most), key=device_bytes)
+    limit = _limit(work, machine, most)
+    return Fit(most, server, device_bytes(server), formulas.total(server, "host"), limit)
 
 
 def without_hisparse(work: Workload, machine: Machine) -> Fit | None:
@@ -152,7 +200,7 @@ def without_hisparse(work: Workload, machine: Machine) -> Fit | None:
         plain = server(requests)
         return formulas.plain_device_bytes(plain) + formulas.draft_pool_bytes(plain)
 
-    most = _most(lambda requests: size(requests) <= machine.device_budget, work.most_requests)
+    most = _most(lambda requests: size(requests) <= device_budget(work, machine, requests), work.most_requests)
     if not most:
         return None
     limit = "the number of requests allowed" if most == work.most_requests else "GPU memory: KV rows"
@@ -171,75 +219,10 @@ def larger_buffer(work: Workload, machine: Machine, fit: Fit, step: int = 1024) 
     best = work.hisparse.device_buffer_size
     for size in range(best + step, min(work.total, 32768) + 1, step):
         other = replace(work, hisparse=replace(work.hisparse, device_buffer_size=size))
-        server = smallest(other, fit.requests)
-        if device_bytes(server) > machine.device_budget or formulas.total(server, "host") > machine.host_budget:
+        if not any(fitting(other, machine, fit.requests)):
             break
         best = size
     return best
-
-
-def mem_fraction(server: Server, machine: Machine) -> float:
-    """The smallest --mem-fraction-static, to three places, with which SGLang itself finds so many slots.
-
-    SGLang takes (free after the weights) - (free before) x (1 - fraction) for the pools, divided by `cell_bytes`.
-    """
-    free = machine.gpu - machine.weights
-    fraction = 1 - (free - server.device_tokens * formulas.cell_bytes(server)) / machine.gpu
-    return math.ceil(fraction * 1000) / 1000
-
-
-def flags(fit: Fit, machine: Machine, ranks: int) -> list[str]:
-    """Flags of the server besides those of parallelism; `ranks` share --max-running-requests: DP attention's."""
-    server = fit.server
-    config = {
-        "top_k": server.hisparse.top_k,
-        "device_buffer_size": server.hisparse.device_buffer_size,
-        "host_to_device_ratio": server.hisparse.host_to_device_ratio,
-    }
-    return [
-        "--enable-hisparse --disable-radix-cache",
-        f"--hisparse-config '{json.dumps(config, separators=(',', ':'))}'",
-        f"--kv-cache-dtype {server.kv_dtype} --page-size {server.hisparse.page_size}",
-        f"--context-length {server.context}",
-        f"--max-running-requests {fit.requests * ranks}",
-        f"--max-total-tokens {server.device_tokens}",
-        f"--mem-fraction-static {mem_fraction(server, machine):.3f}",
-    ]
-
-
-def _limit(work: Workload, machine: Machine, next_larger: Server, most: int) -> str:
-    """What the next request would be short of."""
-    if most == most_requests(work):
-        return "the number of requests allowed"
-    short = []
-    if device_bytes(next_larger) > machine.device_budget:
-        largest = max(parts(next_larger).items(), key=lambda part: part[1])
-        short.append(f"GPU memory; most of it for {largest[0]}")
-    if formulas.total(next_larger, "host") > machine.host_budget:
-        short.append("host memory")
-    return " and ".join(short)
-
-
-def _too_long(work: Workload, machine: Machine, one: Fit) -> str:
-    """Why not even one request fits, and what would help."""
-    what = f"a context of {work.prompt + work.output} tokens fits nowhere"
-    smaller = "use fp8_e4m3, " if work.kv_dtype == "bfloat16" else ""
-    if machine.device_budget <= 0:
-        return (
-            f"weights {_gib(machine.weights)} and reserve {_gib(machine.reserve)} leave nothing of the GPU's "
-            f"{_gib(machine.gpu)}: spread the weights over more GPUs (--tp) or quantize them"
-        )
-    if one.device_bytes > machine.device_budget:
-        return (
-            f"{what}: one request needs {_gib(one.device_bytes)} on the GPU (a prompt is prefilled there, and index "
-            f"keys stay there), and {_gib(machine.device_budget)} are left beside weights and reserve. Shorten the "
-            f"context, {smaller}or put the weights on more GPUs (--tp)"
-        )
-    return (
-        f"{what}: host memory is too small. One request needs {_gib(one.host_bytes)} on each of "
-        f"{machine.ranks_per_node} ranks of a node, and each has {_gib(max(machine.host_budget, 0))}. Add host memory "
-        f"(--host-mem), {smaller}or use fewer ranks per node"
-    )
 
 
 def parts(server: Server) -> dict[str, int]:
@@ -256,6 +239,62 @@ def parts(server: Server) -> dict[str, int]:
     return found
 
 
+def _check_context(work: Workload) -> None:
+    longest = work.model.max_context
+    if longest and work.prompt + work.output > longest:
+        raise SizingError(
+            f"{work.prompt} tokens of prompt and {work.output} of output are more than the {longest} that the model "
+            "takes, and SGLang refuses such a --context-length: give a shorter --context or --output"
+        )
+
+
+def _check_reserve(work: Workload, machine: Machine) -> None:
+    fraction = mem_fraction(work, machine, 1)
+    if fraction > MOST_FRACTION:
+        own = own_reserve(work, machine, 1)
+        raise SizingError(
+            f"--reserve {_gib(reserve(work, machine, 1))} of {_gib(machine.gpu)} makes --mem-fraction-static "
+            f"{fraction / 1000}: above {MOST_FRACTION / 1000} a server has no memory for CUDA graphs and activations. "
+            f"Give {_gib(machine.gpu - machine.gpu * MOST_FRACTION // 1000, up=True)} or more, or leave --reserve "
+            f"out: SGLang itself keeps {_gib(own)} and more"
+        )
+
+
+def _limit(work: Workload, machine: Machine, most: int) -> str:
+    """What the next request would be short of."""
+    if most == most_requests(work):
+        return "the number of requests allowed"
+    larger = smallest(work, most + 1)
+    if device_bytes(larger) <= device_budget(work, machine, most + 1):
+        return "host memory"
+    largest = max(parts(larger).items(), key=lambda part: part[1])
+    host = formulas.total(list(servers(work, most + 1))[-1], "host") > machine.host_budget
+    return f"GPU memory; most of it for {largest[0]}" + (" and host memory" if host else "")
+
+
+def _too_long(work: Workload, machine: Machine) -> str:
+    """Why not even one request fits, and what would help."""
+    what = f"a context of {work.prompt + work.output} tokens fits nowhere"
+    smaller = "use fp8_e4m3, " if work.kv_dtype == "bfloat16" else ""
+    one, budget, kept = smallest(work, 1), device_budget(work, machine, 1), reserve(work, machine, 1)
+    if budget <= 0:
+        return (
+            f"weights {_gib(machine.weights)} and reserve {_gib(kept)} leave nothing of the GPU's "
+            f"{_gib(machine.gpu)}: spread the weights over more GPUs (--tp) or quantize them"
+        )
+    if device_bytes(one) > budget:
+        return (
+            f"{what}: one request needs {_gib(device_bytes(one))} on the GPU (a prompt is prefilled there, and index "
+            f"keys stay there), and {_gib(budget)} are left beside weights {_gib(machine.weights)} and reserve "
+            f"{_gib(kept)}. Shorten the context, {smaller}or put the weights on more GPUs (--tp)"
+        )
+    return (
+        f"{what}: host memory is too small. One request needs {_gib(formulas.total(one, 'host'))} on each of "
+        f"{machine.layout.ranks_per_node} ranks of a node, and each has {_gib(max(machine.host_budget, 0))}. Add host "
+        f"memory (--host-mem), {smaller}or use fewer ranks per node"
+    )
+
+
 def _most(fits: Callable[[int], bool], limit: int) -> int:
     """The largest number up to `limit` that fits, given that what fits once fits for all smaller ones."""
     low, high = 0, limit
@@ -269,5 +308,5 @@ def _up(number: int, unit: int) -> int:
     return -(-number // unit) * unit
 
 
-def _gib(size: int) -> str:
-    return f"{size / GIB:.1f} GiB"
+def _gib(size: int, up: bool = False) -> str:
+    return f"{math.ceil(size * 10 / GIB) / 10 if up else size / GIB:.1f} GiB"

@@ -9,21 +9,21 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from .error import SizingError
+from .hisparse import HiSparse
+
+__all__ = ["HiSparse", "ModelShape", "Server", "SizingError", "version"]
+
 #: Bytes per element of the latent KV row, by --kv-cache-dtype.
 KV_DTYPES = ("bfloat16", "fp8_e4m3")
 #: In fp8 rows, each group of this many latent elements has a float32 scale, and the rope part stays bfloat16.
 QUANT_BLOCK = 128
-MAX_DEVICE_BUFFER = 32768  # slots are int16
 NEWEST = "0.5.23"
 #: Far above any model's; what is larger is a mistake, and would be reckoned with for hours.
 MOST_LAYERS, MOST_WIDTH, MOST_TOKENS = 10_000, 1_000_000, 1_000_000_000
 #: Architectures whose cache is laid out as in DeepSeek-V3.2 (is_deepseek_dsa), and beginnings of those that are not.
 COVERED = ("DeepseekV3ForCausalLM", "DeepseekV32ForCausalLM", "GlmMoeDsaForCausalLM")
 NOT_COVERED = ("DeepseekV4", "MiniMaxM3")
-
-
-class SizingError(ValueError):
-    """What was given does not add up; the text names the remedy."""
 
 
 def version(release: str) -> tuple[int, ...]:
@@ -53,6 +53,8 @@ class ModelShape:
     max_context: int | None = None
     """Longest request that SGLang takes by itself; None where the configuration does not say."""
     name: str = "numbers given by hand"
+    heads: int | None = None
+    """Attention heads, which tensor parallelism divides; None where the configuration does not say."""
 
     def row_bytes(self, kv_dtype: str) -> int:
         """Bytes of one token's KV row in one layer: 1152 in bfloat16 and 656 in fp8 for DeepSeek-V3.2.
@@ -106,9 +108,10 @@ class ModelShape:
                 draft_layers=_integer(text, "num_nextn_predict_layers", MOST_LAYERS, default=0),
                 max_context=_longest(text),
                 name=architecture or name,
+                heads=_integer(text, "num_attention_heads", default=0) or None,
             )
         except KeyError as missing:
-            raise SizingError(f"{name} has no {missing}: give the model's complete config.json") from None
+            raise SizingError(f"{name} has no {missing.args[0]}: give the model's complete config.json") from None
         except ValueError as error:
             raise SizingError(f"{name}: {error}") from error
 
@@ -132,61 +135,6 @@ class ModelShape:
         if not isinstance(config, dict):
             raise SizingError(f"{file} holds no JSON object: give a model's config.json")
         return cls.from_config(config, str(file))
-
-
-@dataclass(frozen=True)
-class HiSparse:
-    """``--hisparse-config``, with SGLang's defaults (sparsity/factory.py, _parse_sparse_config)."""
-
-    top_k: int = 2048
-    device_buffer_size: int = 4096
-    host_to_device_ratio: int = 2
-    page_size: int = 64
-
-    def __post_init__(self) -> None:
-        if self.top_k < 1:
-            raise SizingError(f"top_k is {self.top_k}: give the model's index_topk")
-        if self.device_buffer_size < self.top_k:
-            raise SizingError(
-                f"device_buffer_size {self.device_buffer_size} is less than top_k {self.top_k}: one step may select "
-                f"that many tokens. Give at least {_up(self.top_k, self.page_size)}; {2 * self.top_k} is the default"
-            )
-        if self.device_buffer_size > MAX_DEVICE_BUFFER:
-            raise SizingError(
-                f"device_buffer_size {self.device_buffer_size} is more than int16 can count: {MAX_DEVICE_BUFFER}"
-            )
-        if self.device_buffer_size % self.page_size:
-            raise SizingError(
-                f"device_buffer_size {self.device_buffer_size} is no multiple of the page size {self.page_size}: "
-                f"give {_up(self.device_buffer_size, self.page_size)}"
-            )
-        if self.host_to_device_ratio < 1 or self.host_to_device_ratio != int(self.host_to_device_ratio):
-            raise SizingError(f"host_to_device_ratio is {self.host_to_device_ratio}: give a whole number from 1 on")
-
-    @property
-    def padded_buffer(self) -> int:
-        """Device slots of one decoding request: the hot buffer and a page for the newest tokens."""
-        return self.device_buffer_size + self.page_size
-
-    @classmethod
-    def from_json(cls, text: str | None, index_topk: int = 2048) -> HiSparse:
-        """From the flag's value; None means the flag is not given.
-
-        Raises:
-            SizingError: it is no JSON object of numbers, or its values do not fit each other.
-        """
-        try:
-            given = json.loads(text) if text else {}
-            top_k = int(given.get("top_k", index_topk))
-            return cls(
-                top_k=top_k,
-                device_buffer_size=int(given.get("device_buffer_size", 2 * top_k)),
-                host_to_device_ratio=given.get("host_to_device_ratio", 2),
-            )
-        except SizingError:
-            raise
-        except (AttributeError, OverflowError, RecursionError, TypeError, ValueError) as error:
-            raise SizingError(f"--hisparse-config is no JSON object of whole numbers: {text} ({error})") from error
 
 
 @dataclass(frozen=True)
@@ -229,7 +177,7 @@ def _integer(config: Mapping[str, Any], key: str, most: int = MOST_WIDTH, defaul
     """From 1 to `most`; where there is a `default`, an absent, null or 0 value stands for it."""
     value = config[key] if default is None else config.get(key) or default
     if type(value) is not int or not min(1, 1 if default is None else default) <= value <= most:
-        raise ValueError(f"{key} is {value!r:.40}, which is no whole number from 1 to {most}")
+        raise ValueError(f"{key} is {json.dumps(value)[:40]}, which is no whole number from 1 to {most}")
     return value
 
 
@@ -261,7 +209,3 @@ def _shared_index(config: Mapping[str, Any], layers: int) -> tuple[bool, ...]:
     else:
         shared = [max(i - offset, 0) % frequency != 0 for i in range(layers)]
     return tuple(shared) if any(shared) else ()
-
-
-def _up(number: int, unit: int) -> int:
-    return -(-number // unit) * unit

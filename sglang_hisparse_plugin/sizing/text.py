@@ -7,32 +7,48 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from .. import lines
+
 GIB = 1 << 30
 
 
 def show(report: dict[str, Any]) -> None:
-    """Print it."""
-    console = Console(highlight=False)
+    """Print it, no wider than the terminal."""
+    console = Console(highlight=False, width=lines.width())
+    for paragraph in _head(report):
+        print(lines.fill(paragraph))
+    console.print(_fit(report))
+    print("\nFlags, besides --model-path:")
+    print("\n".join(lines.command(report["flags"])))
+    _swap_in(console, report["swap_in"])
+    contexts = Table("prompt", "with HiSparse", "without", title="Requests at once", title_justify="left", box=None)
+    for row in report["contexts"]:
+        contexts.add_row(*(str(row[key]) for key in ("prompt", "hisparse", "without")))
+    console.print("", contexts)
+    hot = ", ".join(f"{row['device_buffer_size']}: {row['requests']}" for row in report["hot_buffers"])
+    print(f"\n{lines.fill(f'By device_buffer_size: {hot}')}")
+    for note in report["notes"]:
+        print(lines.fill(f"note: {note}", "  "))
 
-    def say(line: str) -> None:
-        console.print(line, markup=False, soft_wrap=True)
 
-    model, machine, fit, plain = (report[key] for key in ("model", "machine", "hisparse", "without"))
-    token = report["per_token"]
-    say(
-        f"{model['name']}, {model['layers']} layers, {report['kv_dtype']} KV, SGLang {report['release']}, "
-        f"prompts of {report['prompt']} and answers of {report['output']} tokens"
-    )
-    say(
-        f"Per GPU: {_gib(machine['device_budget'])} for KV ({_gib(machine['gpu'])} - weights {_gib(machine['weights'])}"
-        f" - reserve {_gib(machine['reserve'])}). Per rank: {_gib(machine['host_budget'])} of host memory "
-        f"({machine['ranks_per_node']} ranks on a node)."
-    )
-    say(
-        f"A token takes {token['row']} B a layer on the host ({token['host']} B in all) and keeps {token['index_key']} "
-        f"B a layer of index key on the device ({token['device_index']} B in all); a request's tables take "
-        f"{token['request_tables'] / 1e6:.2f} MB."
-    )
+def _head(report: dict[str, Any]) -> list[str]:
+    model, machine, token = report["model"], report["machine"], report["per_token"]
+    drafts = f", {report['draft_tokens']} draft tokens" if report["draft_tokens"] else ""
+    return [
+        f"{model['name']}, {model['layers']} layers, {report['kv_dtype']} KV, SGLang {report['release']}, prompts of "
+        f"{report['prompt']} and answers of {report['output']} tokens{drafts}",
+        f"Per GPU: {_gib(machine['device_budget'])} for KV, of {_gib(machine['gpu'])}: weights take "
+        f"{_gib(machine['weights'])}, and {_gib(machine['reserve'])} are kept for activations and CUDA graphs "
+        f"({machine['reserve_origin']}). Per rank: {_gib(machine['host_budget'])} of host memory "
+        f"({machine['ranks_per_node']} ranks on a node).",
+        f"A token takes {token['row']} B a layer on the host ({token['host']} B in all) and keeps "
+        f"{token['index_key']} B a layer of index key on the device ({token['device_index']} B in all); a request's "
+        f"tables take {token['request_tables'] / 1e6:.2f} MB.",
+    ]
+
+
+def _fit(report: dict[str, Any]) -> Table:
+    fit, plain = report["hisparse"], report["without"]
     table = Table(box=None, pad_edge=False)
     for column in ("", "with HiSparse", "without"):
         table.add_column(column, no_wrap=not column)
@@ -45,19 +61,7 @@ def show(report: dict[str, Any]) -> None:
     table.add_row("host memory of a rank", _gib(fit["host_bytes"]), "")
     table.add_row("  of it pinned", _gib(fit["pinned_bytes"]), "")
     table.add_row("limited by", fit["limit"], plain["limit"] if plain else "one request does not fit")
-    console.print(table)
-    say("\nFlags:")
-    for number, flag in enumerate(report["flags"]):
-        say(f"  {flag}" + (" \\" if number < len(report["flags"]) - 1 else ""))
-    _swap_in(console, report["swap_in"])
-    contexts = Table("prompt", "with HiSparse", "without", title="Requests at once", title_justify="left", box=None)
-    for row in report["contexts"]:
-        contexts.add_row(*(str(row[key]) for key in ("prompt", "hisparse", "without")))
-    console.print("", contexts)
-    hot = ", ".join(f"{row['device_buffer_size']}: {row['requests']}" for row in report["hot_buffers"])
-    say(f"\nBy device_buffer_size: {hot}")
-    for note in report["notes"]:
-        say(f"note: {note}")
+    return table
 
 
 def _swap_in(console: Console, swap: dict[str, Any]) -> None:

@@ -125,7 +125,7 @@ def test_visible_gpus(visible: str | None, indices: list[int]) -> None:
         ({"tp": 8}, 8),
         ({"tp": 8, "dp": 8, "dp_attention": True}, 8),
         ({"tp": 2, "dp": 4}, 8),
-        ({"tp": 4, "pp": 2}, 8),
+        ({"tp": 4, "pp_size": 2}, 8),
         ({"tp": 16, "nnodes": 2}, 8),
     ],
 )

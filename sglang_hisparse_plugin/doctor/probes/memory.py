@@ -128,7 +128,7 @@ def _judge_nodes(examined: Examined, size: Sizes) -> Iterator[Finding]:
 
 def _judge_memlock(examined: Examined, facts: Facts, size: Sizes | None) -> Iterator[Finding]:
     """CUDA pins through its driver, which this limit need not concern; RDMA counts against it."""
-    limit, rdma = facts["memlock_bytes"], examined.subject.launch.get("disaggregation", "null") != "null"
+    limit, rdma = facts["memlock_bytes"], examined.subject.launch.get("disaggregation_mode", "null") != "null"
     needs = size.pinned_bytes if size else None
     if limit is None or (needs is not None and limit >= needs) or facts["may_lock_all"]:
         return

@@ -49,8 +49,8 @@ def _is_path(name: str) -> bool:
 def _folder(name: str, revision: str) -> tuple[Path | None, str]:
     """The folder of a model's files, or why there is none."""
     path = Path(os.path.expanduser(name))
-    if path.is_file() and path.name == "config.json":
-        return path.parent, ""
+    if path.is_file():
+        return None, f"{path} is a file, and a model is a folder: give {path.parent}"
     if path.is_dir():
         return (path, "") if (path / "config.json").exists() else (None, f"{path} has no config.json")
     if _is_path(name):
