@@ -8,6 +8,7 @@ from ...sizing import formulas, shapes
 from ...speculative import limits
 from ..examine import Examined
 from ..finding import Finding, error
+from ..launch import Launch
 from ..sizes import sizes
 
 #: Requests at once that SGLang takes when it speculates and is told no number.
@@ -46,7 +47,8 @@ def _judge_arguments(examined: Examined) -> Iterator[Finding]:
     for name, (allowed, remedy) in limits.ARGUMENTS.items():
         value = launch.get(name)
         if value is not None and value not in allowed:
-            yield error(f"HiSparse with speculative decoding is refused: {name} is {value}", remedy)
+            flag = Launch(options={name: value}).spelled()
+            yield error(f"HiSparse with speculative decoding is refused with {flag}", remedy)
     for name in limits.FUSED_TOP_K:
         if launch.environment.get(name, "1").lower() in ("0", "false", "no"):
             yield error(f"HiSparse with speculative decoding is refused: {name} is off", "unset it")
