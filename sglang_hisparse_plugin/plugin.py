@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import logging
 import sys
 from collections.abc import Callable
@@ -12,7 +13,7 @@ from typing import Any, NoReturn
 
 import wrapt
 
-from . import __version__, config, installation, upstream
+from . import __version__, config, installation, launch_check, upstream
 from .observe import start as observe
 from .observe.request import unusable
 from .overlays import OVERLAYS
@@ -71,7 +72,7 @@ def _try(install: Callable[[Hooker], None], hooker: Hooker) -> None:
 
 
 def _hook_arguments(hooker: Hooker) -> None:
-    for name, shim in (("add_cli_args", _add_cli_args), ("from_cli_args", _from_cli_args)):
+    for name, shim in (("add_cli_args", _add_cli_args), ("from_cli_args", _checked_from_cli_args)):
         _install_once(hooker, f"{ARGUMENTS}:ServerArgs.{name}", shim)
 
 
@@ -86,13 +87,21 @@ def _hook_scheduler(hooker: Hooker) -> None:
         return
     tree = installation.find().tree
     engine.apply(OVERLAYS, tree, engine.plan(OVERLAYS, tree, settings.skip), lambda _target: hooker, ledger)
-    _install_once(hooker, f"{SCHEDULER}:Scheduler.__init__", _scheduler_init)
+    _install_once(hooker, f"{SCHEDULER}:Scheduler.__init__", _checked_scheduler_init)
 
 
 def _add_cli_args(original: Any, parser: argparse.ArgumentParser, *args: Any, **kwargs: Any) -> Any:
     result = original(parser, *args, **kwargs)
     config.add_flags(parser)
     return result
+
+
+def _checked_from_cli_args(original: Any, *args: Any, **kwargs: Any) -> Any:
+    return _from_cli_args(functools.partial(launch_check.from_cli_args, original), *args, **kwargs)
+
+
+def _checked_scheduler_init(original: Any, *args: Any, **kwargs: Any) -> Any:
+    return _scheduler_init(functools.partial(launch_check.scheduler_init, original), *args, **kwargs)
 
 
 def _from_cli_args(original: Any, cls: Any, namespace: argparse.Namespace, *args: Any, **kwargs: Any) -> Any:

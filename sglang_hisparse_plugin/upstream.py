@@ -269,7 +269,13 @@ def finds_next_token_layer(architecture: str) -> bool:
     return architecture in inspect.getsource(config._config_draft_model)
 
 
-def layer_and_batch(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
-    """The layer and the forward batch of an attention backend's call: the fourth and fifth argument after `self`."""
-    given = dict(zip(("q", "k", "v", "layer", "forward_batch"), args, strict=False)) | kwargs
-    return given["layer"], given["forward_batch"]
+def model_and_top_k(server_args: Any, tree: SourceTree, top_k: int) -> tuple[list[str], int]:
+    """Architectures of the model that a server of 0.5.10 to 0.5.15 is started with, and tokens that a query selects.
+
+    Args:
+        top_k: of ``--hisparse-config``, by which SGLang goes to 0.5.11; later by the model.
+    """
+    model = server_args.get_model_config()
+    if tree.mentions("sglang.srt.model_executor.model_runner", "hisparse_top_k"):
+        top_k = getattr(model.hf_text_config, "index_topk", top_k)
+    return list(model.hf_config.architectures or ()), int(top_k)

@@ -32,7 +32,8 @@ def judge(tree: SourceTree) -> Verdict:
 def refuse(original: Any, scheduler: Any, server_args: Any, *args: Any, **kwargs: Any) -> Any:
     """Before anything is loaded."""
     if all(getattr(server_args, flag) for flag in FLAGS):
-        raise limits.Unsupported(limits.NOT_HERE)
+        with limits.ends_the_process():
+            raise limits.Unsupported(limits.NOT_HERE)
     return original(scheduler, server_args, *args, **kwargs)
 
 

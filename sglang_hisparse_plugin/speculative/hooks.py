@@ -17,8 +17,9 @@ def initialize(original: Any, runner: Any, *args: Any, **kwargs: Any) -> Any:
     if _speculates(runner):
         from . import limits
 
-        limits.check_arguments(runner.server_args)
-        limits.check_model(runner)
+        with limits.ends_the_process():
+            limits.check_arguments(runner.server_args)
+            limits.check_model(runner)
         if runner.is_draft_worker:
             runner.enable_hisparse = False
     return original(runner, *args, **kwargs)
@@ -39,7 +40,8 @@ def coordinator_init(original: Any, coordinator: Any, *args: Any, **kwargs: Any)
         from . import limits
         from .rows import VerifyRows
 
-        limits.check_pools(coordinator, steps)
+        with limits.ends_the_process():
+            limits.check_pools(coordinator, steps)
         coordinator.verify_rows = VerifyRows(coordinator, steps)
 
 
@@ -154,16 +156,17 @@ def forward_batch_generation(original: Any, worker: Any, *args: Any, **kwargs: A
     return result
 
 
-def forward_extend(original: Any, backend: Any, *args: Any, **kwargs: Any) -> Any:
+def forward_extend(  # noqa: PLR0917 (SGLang's)
+    original: Any, backend: Any, q: Any, k: Any, v: Any, layer: Any, forward_batch: Any, *args: Any, **kwargs: Any
+) -> Any:
     """The queries of a verification attend to device rows; SGLang translates positions only when it decodes."""
-    layer, batch = upstream.layer_and_batch(args, kwargs)
-    holder = _holder(backend, batch)
+    holder = _holder(backend, forward_batch)
     rows = _rows(holder.hisparse_coordinator)
-    if not rows or not batch.forward_mode.is_target_verify():
-        return original(backend, *args, **kwargs)
-    kwargs["topk_indices"] = rows.swap_in(layer.layer_id, batch, kwargs["topk_indices"])
+    if not rows or not forward_batch.forward_mode.is_target_verify():
+        return original(backend, q, k, v, layer, forward_batch, *args, **kwargs)
+    kwargs["topk_indices"] = rows.swap_in(layer.layer_id, forward_batch, kwargs["topk_indices"])
     with _without(holder, "hisparse_coordinator"):
-        return original(backend, *args, **kwargs)
+        return original(backend, q, k, v, layer, forward_batch, *args, **kwargs)
 
 
 def get_indexer_metadata(original: Any, backend: Any, layer_id: Any, batch: Any) -> Any:

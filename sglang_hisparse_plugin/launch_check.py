@@ -1,0 +1,149 @@
+"""What would end a server after its weights are loaded, or later, ends it when its arguments are read, in one line.
+
+It looks at arguments alone: what it cannot tell from them is left to SGLang and, for `sglang.Engine`, which reads no
+command line, to the hooks of the overlays.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from . import config, installation, upstream
+from .overlays import OVERLAYS, speculative, speculative_guard
+from .patching import engine
+from .patching.outcome import Applied, Defective, Refused
+from .speculative import limits
+
+logger = logging.getLogger(__name__)
+
+PAGE = 64  #: tokens of a page, with HiSparse
+NUMBERS: dict[str, Any] = {
+    "top_k": 2048,
+    "device_buffer_size": None,
+    "host_to_device_ratio": 2,
+}  #: and SGLang's defaults
+EXAMPLE = "write it in single quotes, as in --hisparse-config '{\"device_buffer_size\": 4096}'"
+
+
+def from_cli_args(original: Any, cls: Any, namespace: Any, *args: Any, **kwargs: Any) -> Any:
+    """Around `ServerArgs.from_cli_args`: what is given first, for SGLang may stumble over it; then what it means."""
+    _check(namespace, lambda: _flags(namespace))
+    server_args = original(cls, namespace, *args, **kwargs)
+    _check(server_args, lambda: _meaning(server_args))
+    return server_args
+
+
+def scheduler_init(original: Any, scheduler: Any, server_args: Any, *args: Any, **kwargs: Any) -> Any:
+    """Around `Scheduler.__init__`: the same for an engine, and what was left out by name."""
+    _check(server_args, lambda: [*_flags(server_args), *_meaning(server_args)])
+    if getattr(server_args, "enable_hisparse", False) and not _off():
+        for warning in left_out(server_args):
+            logger.warning("HiSparse plugin: %s", warning)
+    return original(scheduler, server_args, *args, **kwargs)
+
+
+def hisparse_config(text: str | None, selected: int | None = None) -> Iterator[str]:
+    """What is wrong with the value of --hisparse-config; `selected`: tokens that a query of the model selects."""
+    try:
+        given = json.loads(text) if text else {}
+    except ValueError:
+        given = None
+    if not isinstance(given, dict):
+        yield f"--hisparse-config is no JSON object: {text}: {EXAMPLE}"
+        return
+    wrong = [name for name in NUMBERS if name in given and (type(given[name]) is not int or given[name] < 1)]
+    for name in wrong:
+        yield f"{name} is {json.dumps(given[name])} in --hisparse-config: give a whole number from 1 on"
+    if wrong:
+        return
+    sizes = NUMBERS | given
+    least = selected or sizes["top_k"]
+    buffer = sizes["device_buffer_size"] or 2 * sizes["top_k"]
+    if buffer < least:
+        default = ", SGLang's default" if not selected and "top_k" not in given else ""
+        yield f"device_buffer_size is {buffer}, less than the top_k of {least}{default}: {_set(least)} or more"
+    elif buffer % PAGE:
+        yield (
+            f"device_buffer_size is {buffer}, no multiple of the page of {PAGE} tokens, and the first long request "
+            f"would end the server: {_set(buffer)}"
+        )
+
+
+def left_out(server_args: Any) -> Iterator[str]:
+    """What happens to a server that speculates, where the overlay that it needs is not applied."""
+    if not getattr(server_args, "speculative_algorithm", None):
+        return
+    tree, planned = installation.find().tree, _plan()
+    for overlay in (speculative.OVERLAY, speculative_guard.OVERLAY):
+        outcome = planned[overlay.id]
+        if not isinstance(outcome, Applied) and isinstance(overlay.probe(tree), Defective):
+            why = outcome.evidence if isinstance(outcome, Refused) else outcome.reason
+            yield f"overlay {overlay.id}, which speculation needs, is not applied ({why}): {overlay.loses}"
+
+
+def _flags(given: Any) -> Iterator[str]:
+    """What can be told without the model."""
+    yield from hisparse_config(getattr(given, "hisparse_config", None))
+    if not getattr(given, "speculative_algorithm", None):
+        return
+    planned = _plan()
+    if isinstance(planned[speculative.OVERLAY.id], Applied):
+        yield from limits.prefixed(limits.arguments(given))
+    elif isinstance(planned[speculative_guard.OVERLAY.id], Applied):
+        yield limits.NOT_HERE
+
+
+def _meaning(server_args: Any) -> Iterator[str]:
+    """What takes the model's configuration to tell."""
+    if getattr(server_args, "speculative_algorithm", None) and isinstance(_plan()[speculative.OVERLAY.id], Applied):
+        numbers = NUMBERS | json.loads(server_args.hisparse_config or "{}")
+        names, top_k = upstream.model_and_top_k(server_args, installation.find().tree, numbers["top_k"])
+        yield from limits.prefixed(
+            [
+                *hisparse_config(server_args.hisparse_config, top_k),
+                *limits.model(server_args, names),
+                *limits.sizes(_asked(server_args, top_k, numbers["device_buffer_size"] or 2 * numbers["top_k"])),
+            ]
+        )
+
+
+def _asked(server_args: Any, top_k: int, hot_buffer: int) -> limits.Sizes:
+    """Slots and rows are known where both are given; each data-parallel rank has its share of slots."""
+    slots, rows = server_args.max_running_requests, server_args.max_total_tokens
+    return limits.Sizes(
+        server_args.speculative_num_draft_tokens,
+        top_k,
+        hot_buffer,
+        PAGE,
+        slots and max(1, slots // server_args.dp_size),
+        rows and rows // PAGE * PAGE,
+    )
+
+
+def _plan() -> engine.Plan:
+    return engine.plan(OVERLAYS, installation.find().tree, config.skipped())
+
+
+def _off() -> bool:
+    try:
+        return config.read([overlay.id for overlay in OVERLAYS]).mode == "off"
+    except config.ConfigError:  # ends the server elsewhere
+        return True
+
+
+def _check(given: Any, problems: Callable[[], Iterable[str]]) -> None:
+    """End the process if there are any, unless HiSparse or the plugin is off."""
+    if not getattr(given, "enable_hisparse", False) or _off():
+        return
+    found = list(problems())
+    if found:
+        print(f"HiSparse plugin: {'; '.join(found)}", file=sys.stderr, flush=True)
+        raise SystemExit(1)
+
+
+def _set(tokens: int) -> str:
+    return f"set it to {-(-tokens // PAGE) * PAGE} in --hisparse-config"
