@@ -3,12 +3,14 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: demo test observe lint clean help
+.PHONY: demo test observe load fuzz lint clean help
 
 help:
 	@echo "make demo   the real SGLang server with HiSparse on this CPU, with and without the plugin"
 	@echo "make test   lint, types and all tests that need no GPU"
 	@echo "make observe   metrics and explorer on the real servers of three releases; ten minutes"
+	@echo "make load   SECONDS=120 RELEASE=0.5.12: clients that stream, abort and disconnect against the real server on this CPU"
+	@echo "make fuzz   SECONDS=60 RELEASE='0.5.12 0.5.23' SEED=0: any sequence of events on the real scheduler; all releases if none is named"
 	@echo "make lint   ruff and mypy alone"
 
 demo: $(READY)
@@ -19,6 +21,12 @@ test: lint
 
 observe: $(READY)
 	OBSERVE_RELEASES=0.5.10.post1,0.5.12,0.5.23 $(BIN)/python -m pytest tests/observe/test_watched.py $(ARGS)
+
+load: $(READY)
+	$(BIN)/sglang-hisparse demo --load $(or $(SECONDS),120) --seed $(or $(SEED),0) --release $(or $(RELEASE),0.5.12) $(ARGS)
+
+fuzz: $(READY)
+	PYTHONPATH=tests $(BIN)/python -m lifecycle.fuzz $(if $(RELEASE),--release $(RELEASE)) --seconds $(or $(SECONDS),60) --seed $(or $(SEED),0) $(ARGS)
 
 lint: $(READY)
 	$(BIN)/ruff check .

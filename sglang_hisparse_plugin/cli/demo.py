@@ -27,7 +27,7 @@ from rich.table import Table
 from rich.text import Text
 
 from .. import __version__, installation, upstream
-from ..demo import checks, cpu, model, releases, server, speculation
+from ..demo import checks, cpu, load, model, releases, server, speculation
 from ..demo.model import Draft
 from ..demo.setup import BACKENDS, SCALES, Launcher, Scale, Target, Variant
 
@@ -62,6 +62,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     speculative.add_argument("--eager", action="store_true", help="without CUDA graphs")
     speculative.add_argument("--kv-cache-dtype", choices=sorted(BACKENDS), help="default: bfloat16; others need a GPU")
     speculative.add_argument("--quick", action="store_true", help="one server, whose drafts are half wrong")
+    load_group = parser.add_argument_group(
+        "load", "clients that stream, abort and disconnect, on pools too small for them, instead of the other checks"
+    )
+    load_group.add_argument("--load", type=float, metavar="SECONDS", help="how long they keep coming")
+    load_group.add_argument("--seed", type=int, metavar="N", help="of what they do; default 0")
     parser.add_argument("--work-dir", type=Path, metavar="DIR", help="keep the model and the servers' logs there")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
@@ -102,6 +107,10 @@ def _orderly_end() -> Iterator[None]:
 def _demo(options: argparse.Namespace, console: Console) -> int:
     """`console`: for progress and remarks; the result goes to stdout."""
     _require(options.device)
+    if options.seed is not None and options.load is None:
+        raise _CannotRun("--seed goes with --load")
+    if options.load is not None and not 0 < options.load < float("inf"):
+        raise _CannotRun(f"--load takes a number of seconds above 0, not {options.load}")
     variant = _variant(options)
     targets = _targets(options, console)
     work = _folder(options.work_dir)
@@ -150,6 +159,8 @@ def _variant(options: argparse.Namespace) -> Variant | None:
         if any(given.values()):
             raise _CannotRun(f"{', '.join(name for name, value in given.items() if value)} go with --speculative")
         return None
+    if options.load is not None:
+        raise _CannotRun("--load and --speculative are two sets of checks; take one of them")
     default = Variant()
     dtype = options.kv_cache_dtype or default.kv_dtype
     if options.device == "cpu" and dtype != default.kv_dtype:
@@ -198,6 +209,8 @@ def _run(
     options: argparse.Namespace, variant: Variant | None, targets: list[Target], work: Path, console: Console
 ) -> list[checks.Report]:
     scale = SCALES[options.device]
+    if options.load is not None:
+        scale = load.small(scale)
     if variant:
         scale = scale.verifying(variant.draft_tokens)
     with _progress(console) as begin, ThreadPoolExecutor(len(targets)) as pool:
@@ -207,6 +220,8 @@ def _run(
 
         def one(target: Target, say: Say) -> checks.Report:
             launcher = Launcher(target, scale, weights, work, say, variant or Variant())
+            if options.load is not None:
+                return load.run(launcher, options.load, options.seed or 0)
             return speculation.run(launcher, options.quick) if variant else checks.run(launcher)
 
         # a GPU holds one server at a time; on a CPU most of a server's start is waiting for imports

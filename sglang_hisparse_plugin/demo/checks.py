@@ -105,7 +105,7 @@ def _with_plugin(launcher: Launcher, report: Report) -> None:
 def with_plugin(launcher: Launcher, report: Report, server: Server, name: str) -> list[Walk]:
     """What a server with HiSparse and forced retractions must do; returns the long walks."""
     scale = launcher.scale
-    _plugin_active(launcher, report, server)
+    plugin_active(launcher, report, server)
     launcher.progress(f"{name}: long walks")
     contexts = " and ".join(f"{length / scale.hot_buffer:.0f}x" for length in scale.long)
     alone = [walks.ask(server, *each) for each in walks.long(scale)]
@@ -120,7 +120,7 @@ def with_plugin(launcher: Launcher, report: Report, server: Server, name: str) -
 
     for layer in range(scale.dims.layers):
         launcher.progress(f"{name}: a wrong host row in layer {layer}")
-        _one_wrong_row(scale, report, server, layer)
+        one_wrong_row(scale, report, server, layer)
     _rows_came(report, pools_balance(report, server))
     _swap_in_served(launcher, report, server)
     return alone
@@ -178,7 +178,7 @@ def damage(server: Server, answers: list[Walk]) -> tuple[bool, str]:
     return False, f"nothing went wrong: {len(answers)} of {len(answers)} walks exact"
 
 
-def _plugin_active(launcher: Launcher, report: Report, server: Server) -> None:
+def plugin_active(launcher: Launcher, report: Report, server: Server) -> None:
     """The server's own log says that what the source calls for is in place, and names every other overlay as skipped.
 
     Where the source calls for nothing, every overlay must have been skipped, and the detail says so.
@@ -206,7 +206,7 @@ def _plugin_active(launcher: Launcher, report: Report, server: Server) -> None:
     report.add("the plugin is active in the server", not problems, "; ".join(problems) or good)
 
 
-def _one_wrong_row(scale: Scale, report: Report, server: Server, layer: int) -> None:
+def one_wrong_row(scale: Scale, report: Report, server: Server, layer: int) -> None:
     """One digit of one host row is made wrong; the walk must break at the step that needs the row, not before."""
     name = f"control: one wrong host row in layer {layer} breaks the walk where it is needed"
     tokens = model.prompt(scale.long[-1], seed=1000 + layer)

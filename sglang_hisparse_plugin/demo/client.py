@@ -1,0 +1,124 @@
+"""One request over HTTP as a client sees it: whole or streamed, aborted, or left alone."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import urlsplit
+
+
+@dataclass
+class Reply:
+    """Everything that came back."""
+
+    tokens: list[int] = field(default_factory=list)
+    ended: str = ""
+    """The type of the finish reason; empty if the stream broke off or was left."""
+    error: str = ""
+    left: bool = False
+
+
+class Client:
+    """A request of greedy decoding, sent once.
+
+    Args:
+        url: of the server.
+        rid: the request's id.
+        patience: seconds to wait for the next bytes.
+    """
+
+    def __init__(self, url: str, rid: str, tokens: list[int], steps: int, patience: float) -> None:
+        self.url, self.rid, self.tokens, self.steps, self.patience = url, rid, tokens, steps, patience
+        self._left = self._aborted = False
+
+    def generate(self) -> Reply:
+        """The reply as a whole.
+
+        Raises:
+            OSError: there is none.
+        """
+        try:
+            with urllib.request.urlopen(self._request(stream=False), timeout=self.patience) as answer:
+                return _add(Reply(), json.load(answer))
+        except urllib.error.HTTPError as error:
+            return Reply(error=error.read().decode(errors="replace") or str(error))
+        except http.client.HTTPException as error:
+            raise ConnectionError(f"half an answer: {error!r}") from error
+
+    def stream(self, after: int | None = None, then: Callable[[], None] = lambda: None) -> Reply:
+        """The reply piece by piece; when there are `after` tokens `then` is called, to abort or to leave."""
+        reply = Reply()
+        try:
+            with urllib.request.urlopen(self._request(stream=True), timeout=self.patience) as answer:
+                for line in answer:
+                    data = line.decode().removeprefix("data:").strip()
+                    if data == "[DONE]":
+                        break
+                    if data:
+                        _add(reply, json.loads(data))
+                        if after is not None and len(reply.tokens) >= after:
+                            then()
+                    if self._left:
+                        reply.left = True
+                        break
+        except urllib.error.HTTPError as error:
+            reply.error = error.read().decode(errors="replace") or str(error)
+        except http.client.HTTPException as error:
+            raise ConnectionError(f"half an answer: {error!r}") from error
+        return reply
+
+    def abort(self) -> None:
+        """Ask the server to give the request up; again and again does no harm."""
+        if self._aborted:
+            return
+        self._aborted = True
+        body = json.dumps({"rid": self.rid}).encode()
+        request = urllib.request.Request(f"{self.url}/abort_request", body, {"Content-Type": "application/json"})
+        with contextlib.suppress(OSError), urllib.request.urlopen(request, timeout=self.patience):
+            pass
+
+    def leave(self) -> None:
+        """Close the connection after what has just been read."""
+        self._left = True
+
+    def send_and_leave(self, after: float) -> None:
+        """Close the connection `after` seconds without having read anything."""
+        where = urlsplit(self.url)
+        connection = http.client.HTTPConnection(where.hostname or "", where.port, timeout=self.patience)
+        request = self._request(stream=False)
+        body = request.data if isinstance(request.data, bytes) else b""
+        connection.request("POST", "/generate", body, dict(request.header_items()))
+        time.sleep(after)
+        connection.close()
+
+    def _request(self, stream: bool) -> urllib.request.Request:
+        body: dict[str, Any] = {
+            "rid": self.rid,
+            "input_ids": self.tokens,
+            "stream": stream,
+            "sampling_params": {"temperature": 0, "max_new_tokens": self.steps, "ignore_eos": True},
+        }
+        return urllib.request.Request(
+            f"{self.url}/generate", json.dumps(body).encode(), {"Content-Type": "application/json"}
+        )
+
+
+def _add(reply: Reply, part: dict[str, Any]) -> Reply:
+    """A part of a stream, or the whole; some releases send all tokens each time, some only the new ones."""
+    if error := part.get("error"):
+        reply.error = str(error.get("message", error) if isinstance(error, dict) else error)
+        return reply
+    tokens, meta = [int(token) for token in part.get("output_ids") or []], part.get("meta_info", {})
+    whole = len(tokens) == meta.get("completion_tokens")
+    reply.tokens = tokens if whole else reply.tokens + tokens
+    if reason := meta.get("finish_reason"):
+        reply.ended = reason["type"]
+        reply.error = str(reason.get("message", "")) if reason["type"] == "abort" else ""
+    return reply

@@ -1,0 +1,191 @@
+"""Clients that come, stream, abort and go, all at once, on pools that are too small for them."""
+
+from __future__ import annotations
+
+import random
+import re
+import threading
+import time
+import uuid
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+
+from . import checks, model, walks
+from .checks import Report
+from .client import Client, Reply
+from .server import Server
+from .setup import Launcher, Scale
+
+POOL = {"cpu": 2048, "cuda": 49152}  #: device tokens; the logical and host pools hold twice as many
+CLIENTS_PER_SLOT = 3
+REFUSED = re.compile(r"memory|pool|too long|exceed|capacity|retract", re.I)  #: an error that says why
+
+
+def small(scale: Scale) -> Scale:
+    """The same requests on pools that do not hold as many of them as there are slots."""
+    return replace(scale, device_tokens=POOL[scale.device])
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of one request."""
+
+    kind: str
+    what: str
+    """`exact`, `aborted`, `disconnected` or `refused`; anything else is a failure and says what."""
+
+
+@dataclass
+class Tally:
+    """What the clients saw; they share it."""
+
+    outcomes: Counter[Outcome]
+    lock: threading.Lock
+
+    def add(self, outcome: Outcome) -> None:
+        with self.lock:
+            self.outcomes[outcome] += 1
+
+    def count(self, what: str) -> int:
+        return sum(n for outcome, n in self.outcomes.items() if outcome.what == what)
+
+    def failures(self) -> list[str]:
+        good = {"exact", "aborted", "disconnected", "refused"}
+        return [f"{o.kind}: {o.what} ({n}x)" for o, n in self.outcomes.items() if o.what not in good]
+
+
+def run(launcher: Launcher, seconds: float, seed: int = 0) -> Report:
+    """The checks on one release, under `seconds` of load."""
+    report = Report(launcher.target.name)
+    parts: list[checks.Part] = [("under load", lambda: _under_load(launcher, report, seconds, seed))]
+    checks.make(report, parts)
+    return report
+
+
+def _under_load(launcher: Launcher, report: Report, seconds: float, seed: int) -> None:
+    scale = launcher.scale
+    with launcher.server("load", retract=True) as server:
+        checks.plugin_active(launcher, report, server)
+        tally = drive(server, scale, seconds, seed, launcher.progress)
+        total, failures = sum(tally.outcomes.values()), tally.failures()
+        counts = {what: tally.count(what) for what in ("exact", "aborted", "disconnected", "refused")}
+        detail = ", ".join(f"{n} {what}" for what, n in counts.items())
+        report.add(
+            "every request is answered once, every walk exact as far as it went",
+            total > 0 and not failures,
+            "; ".join(failures[:3]) or f"{total} requests: {detail}",
+        )
+        report.add(
+            "clients did all of it", min(counts[what] for what in ("exact", "aborted", "disconnected")) > 0, detail
+        )
+        retracted = sum(map(int, re.findall(r"#retracted_reqs: (\d+)", server.log_text())))
+        report.add("requests were retracted on the way", retracted > 0, f"{retracted} retractions")
+        report.add(
+            "the scheduler is alive",
+            server.alive,
+            server.last_exception() or "no exception in its log"
+            if server.alive
+            else f"the server ended: {server.last_exception()}",
+        )
+        checks.pools_balance(report, server, "pools are balanced at idle")
+        checks.all_exact(report, "walks are exact afterwards", [walks.ask(server, *each) for each in walks.long(scale)])
+        checks.one_wrong_row(scale, report, server, layer=0)
+        report.figures |= {"requests": total, "retractions": retracted, "load_seconds": seconds, "seed": seed, **counts}
+
+
+def drive(server: Server, scale: Scale, seconds: float, seed: int, progress: Callable[[str], None]) -> Tally:
+    """So many clients for so many seconds; returns when each has its last answer."""
+    tally, end = Tally(Counter(), threading.Lock()), time.monotonic() + seconds
+    clients = CLIENTS_PER_SLOT * scale.slots
+    with ThreadPoolExecutor(clients) as pool:
+        try:
+            jobs = [
+                pool.submit(_client, server, scale, random.Random(f"{seed}/{i}"), end, tally) for i in range(clients)
+            ]
+            while not all(job.done() for job in jobs):
+                left, done = max(0, end - time.monotonic()), sum(tally.outcomes.values())
+                progress(f"load: {clients} clients, {done} requests answered, {left:.0f} s left")
+                time.sleep(2)
+            for job in jobs:
+                job.result()
+        except BaseException:
+            server.stop()
+            raise
+    return tally
+
+
+def _client(server: Server, scale: Scale, rng: random.Random, end: float, tally: Tally) -> None:
+    while time.monotonic() < end and server.alive:
+        kind = rng.choice(list(KINDS))
+        tokens = model.prompt(rng.randint(*scale.crowd), rng.randrange(10**6))
+        steps = rng.randint(1, scale.crowd_steps)
+        request = Client(f"http://127.0.0.1:{server.port}", uuid.uuid4().hex, tokens, steps, server.patience)
+        try:
+            what = KINDS[kind](request, rng)
+        except (OSError, ValueError) as error:
+            what = f"no answer: {type(error).__name__}: {error}"
+        tally.add(Outcome(kind, what))
+
+
+def _walk(request: Client, _: random.Random) -> str:
+    return _judge(request, request.generate(), aborted=False)
+
+
+def _stream(request: Client, _: random.Random) -> str:
+    return _judge(request, request.stream(), aborted=False)
+
+
+def _abort_streaming(request: Client, rng: random.Random) -> str:
+    """After a few tokens, or none."""
+    return _judge(request, request.stream(rng.randint(0, request.steps), request.abort), aborted=True)
+
+
+def _abort_soon(request: Client, rng: random.Random) -> str:
+    """At any time: in the queue, in prefill, in staging, in decode, or when it has ended."""
+    timer = threading.Timer(rng.expovariate(1.0), request.abort)
+    timer.start()
+    try:
+        return _judge(request, request.generate(), aborted=True)
+    finally:
+        timer.cancel()
+        timer.join()
+
+
+def _leave_streaming(request: Client, rng: random.Random) -> str:
+    reply = request.stream(rng.randint(0, request.steps), request.leave)
+    return "disconnected" if reply.left and _prefix(request, reply) else _judge(request, reply, aborted=False)
+
+
+def _leave_at_once(request: Client, rng: random.Random) -> str:
+    request.send_and_leave(rng.uniform(0, 1))
+    return "disconnected"
+
+
+KINDS = {
+    "walk": _walk,
+    "stream": _stream,
+    "abort while streaming": _abort_streaming,
+    "abort at any time": _abort_soon,
+    "leave while streaming": _leave_streaming,
+    "leave at once": _leave_at_once,
+}
+
+
+def _judge(request: Client, reply: Reply, aborted: bool) -> str:
+    right = model.walk(request.tokens, request.steps)
+    if reply.tokens == right:
+        return "exact"
+    if reply.ended == "abort" or reply.error:
+        if not _prefix(request, reply):
+            return "wrong tokens before its abort"
+        if aborted:
+            return "aborted"
+        return "refused" if REFUSED.search(reply.error) else f"error: {reply.error[:200]}"
+    broken = next((i for i, (a, b) in enumerate(zip(reply.tokens, right, strict=False)) if a != b), len(reply.tokens))
+    return f"ended by {reply.ended or 'nothing'}, wrong from step {broken}"
+
+
+def _prefix(request: Client, reply: Reply) -> bool:
+    return reply.tokens == model.walk(request.tokens, request.steps)[: len(reply.tokens)]
