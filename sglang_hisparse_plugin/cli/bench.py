@@ -3,88 +3,121 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import sys
+from collections.abc import Iterator
+from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.progress import Progress
-from rich.table import Table
 
-from .. import __version__
-from ..report import Bench, Engine, ReportError, plots, read_bench, read_engine, write
+from .. import __version__, lines
+from ..report import Bench, Engine, ReportError, plots, read_bench, read_engine, text, write
 from ..report.data import bench as from_report
 from ..report.write import make_folder
 
+if TYPE_CHECKING:
+    import torch
+
 OURS, COUNTING = "plugin", "plugin, counting"
+STDOUT = Path("-")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of ``bench``."""
-    parser.add_argument("--json", type=Path, metavar="FILE", help="save the results to FILE as well")
+    parser.epilog = "Exit codes: 0 measured, or shown; 2 there is no GPU to measure on, or the input is wrong."
+    parser.add_argument(
+        "--json", type=Path, nargs="?", const=STDOUT, metavar="FILE", help="print the results as JSON, or save to FILE"
+    )
     parser.add_argument("--quick", action="store_true", help="nine cells instead of 252")
     parser.add_argument("--report", type=Path, metavar="DIR", help="write an HTML page, pictures and the JSON to DIR")
-    parser.add_argument("--from", type=Path, dest="source", metavar="FILE", help="measure nothing, take FILE of --json")
+    parser.add_argument("--from", type=Path, dest="source", metavar="FILE", help="measure nothing, show FILE of --json")
     parser.add_argument("--engine", type=Path, metavar="FILE", help="add a table of an end-to-end run to the report")
 
 
 def run(options: argparse.Namespace) -> int:
-    """Exit code 0: measured, or reported; 2: there is nothing to measure on or to report, or the input is wrong."""
-    if (options.source or options.engine) and not options.report:
-        print(
-            "sglang-hisparse bench: --from and --engine are for a report: name its folder with --report",
-            file=sys.stderr,
-        )
-        return 2
+    """Exit code 0: measured, or shown; 2: there is nothing to measure on or to show, or the input is wrong."""
     try:
         engine = _prepare(options)
-        if options.source:
-            return _write_report(read_bench(options.source), engine, options.report)
-        return _measure(options, engine)
+        bench = read_bench(options.source) if options.source else _measure(options)
+        _show(options, bench, engine)
     except ReportError as error:
-        print(f"sglang-hisparse bench: {error}", file=sys.stderr)
+        if options.json == STDOUT:
+            print(json.dumps({"error": str(error)}))
+        lines.complain("bench", str(error))
         return 2
+    return 0
 
 
 def _prepare(options: argparse.Namespace) -> Engine | None:
-    """What a report needs besides the measurement; a fault in it is better known before minutes on a GPU."""
+    """Everything but the results; a fault in it is better known before minutes on a GPU."""
+    if options.engine and not options.report:
+        raise ReportError("--engine is for a report: name its folder with --report")
+    if options.quick and options.source:
+        raise ReportError("--quick is for a measurement, and --from measures nothing: leave one of them out")
+    if options.json and options.json != STDOUT:
+        there = options.json.exists()
+        with _writing(options.json):
+            options.json.open("a").close()
+            if not there:
+                options.json.unlink()
     if not options.report:
         return None
     plots.available()
     return read_engine(options.engine) if options.engine else None
 
 
-def _write_report(bench: Bench, engine: Engine | None, folder: Path) -> int:
-    print(f"Report: {write(bench, engine, folder)}")
-    return 0
+def _show(options: argparse.Namespace, bench: Bench, engine: Engine | None) -> None:
+    """The results, everywhere they were asked for; the table first, for it needs no disk."""
+    if options.json == STDOUT:
+        print(json.dumps(bench.raw, indent=1))
+    elif not options.source or not options.report:
+        text.show(bench, Console(width=lines.width()))
+    if options.json and options.json != STDOUT:
+        with _writing(options.json):
+            options.json.write_text(json.dumps(bench.raw, indent=1) + "\n", "utf-8")
+    if options.report:
+        page = write(bench, engine, options.report)
+        print(f"Report: {page}", file=sys.stderr if options.json == STDOUT else sys.stdout)
 
 
-def _measure(options: argparse.Namespace, engine: Engine | None) -> int:
+@contextlib.contextmanager
+def _writing(file: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise ReportError(f"cannot write to {file}: {error.strerror}; name another file with --json") from error
+
+
+def _measure(options: argparse.Namespace) -> Bench:
     try:
         import torch
     except ImportError as error:
-        print(f"sglang-hisparse bench: {error}; install the torch that your SGLang needs", file=sys.stderr)
-        return 2
+        raise ReportError(f"{error}; install the torch that your SGLang needs") from error
     if not torch.cuda.is_available():
-        print(
-            "sglang-hisparse bench: no CUDA device; the kernels can only be timed on one "
-            "(--from FILE --report DIR makes a report of an earlier run)",
-            file=sys.stderr,
+        raise ReportError(
+            "no CUDA device; the kernels can only be timed on one. --from FILE shows an earlier run, and with "
+            "--report DIR makes a report of it"
         )
-        return 2
-    from ..kernels import bench, build
-
-    console = Console()
-    try:
-        ours, device = bench.plugin_kernel(), torch.device("cuda", torch.cuda.current_device())
-        kernels = {OURS: ours, COUNTING: bench.counting(ours, device), **bench.installed_kernel()}
-    except build.CompilerMissing as error:
-        print(f"sglang-hisparse bench: {error}", file=sys.stderr)
-        return 2
     if options.report:
         make_folder(options.report)
-    cells = bench.grid(options.quick)
+    return from_report(_timed(options.quick, torch.device("cuda", torch.cuda.current_device())))
+
+
+def _timed(quick: bool, device: torch.device) -> dict[str, Any]:
+    """A report as a dictionary; progress goes to stderr."""
+    from ..kernels import bench, build
+
+    console = Console(stderr=True)
+    try:
+        ours = bench.plugin_kernel()
+        kernels = {OURS: ours, COUNTING: bench.counting(ours, device), **bench.installed_kernel()}
+    except build.CompilerMissing as error:
+        raise ReportError(str(error)) from error
+    cells = bench.grid(quick)
     with console.status("filling host memory and measuring the link"):
         arena = bench.Arena(cells, device)
         machine = bench.describe_machine(arena, sorted({cell.row_bytes for cell in cells}))
@@ -94,40 +127,10 @@ def _measure(options: argparse.Namespace, engine: Engine | None) -> int:
         for result in bench.measure(cells, kernels, arena=arena):
             results.append(result)
             progress.advance(task)
-    report = {
+    return {
         "plugin": __version__,
+        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         **machine,
         "counting_cost_percent": bench.counting_cost_percent(results, OURS, COUNTING),
         "cells": [bench.as_row(result, machine) for result in results],
     }
-    if options.json:
-        options.json.write_text(json.dumps(report, indent=1) + "\n")
-    _print(console, report, list(kernels))
-    return _write_report(from_report(report), engine, options.report) if options.report else 0
-
-
-def _print(console: Console, report: dict[str, Any], kernels: list[str]) -> None:
-    rates = ", ".join(f"{rate:.1f} at {row} B" for row, rate in report["scattered_gbps"].items())
-    console.print(
-        f"{report['device']}, torch {report['torch']}, CUDA {report['cuda']}. Host to device: copy engine "
-        f"{report['copy_engine_gbps']:.1f} GB/s; scattered rows, GB/s: {rates}",
-        highlight=False,
-        soft_wrap=True,
-    )
-    costs = ", ".join(f"{cost:+.2f}% of {kind}" for kind, cost in report["counting_cost_percent"].items())
-    console.print(f"Counters on cost {costs} (medians)")
-    others = [name for name in kernels if name not in (OURS, COUNTING)]
-    table = Table("batch", "misses", "row B", "hot", f"{OURS} us", "spread", "GB/s", "% link", "/ bound", box=None)
-    for name in others:
-        table.add_column(f"{name} us")
-        table.add_column("speedup")
-    for row in report["cells"]:
-        ours = row["us"][OURS]
-        low, high = row["spread"][OURS]
-        cells = [f"{ours:.1f}", f"{low:.1f}-{high:.1f}"]
-        cells += [f"{row['gbps'][OURS]:.1f}", f"{row['link_percent'][OURS]:.0f}"] if row["misses"] else ["", ""]
-        cells.append(f"{row['over_bound'][OURS]:.2f}")
-        for name in others:
-            cells += [f"{row['us'][name]:.1f}", f"{row['us'][name] / ours:.2f}"]
-        table.add_row(*(str(row[key]) for key in ("batch", "misses", "row_bytes", "hot")), *cells)
-    console.print(table)

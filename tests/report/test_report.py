@@ -236,7 +236,11 @@ def test_a_wrong_engine_file(text: str, said: str, tmp_path: Path) -> None:
     ("arguments", "said"),
     [
         (["--from=nowhere.json", "--report=out"], "cannot read nowhere.json"),
-        ([f"--from={RECORD}"], "name its folder with --report"),
+        ([f"--from={RECORD}", "--engine=x"], "name its folder with --report"),
+        ([f"--from={RECORD}", "--quick"], "--from measures nothing"),
+        (["--json=no/folder/x.json"], "cannot write to no/folder/x.json"),
+        (["--json=.", f"--from={RECORD}"], "cannot write to .: Is a directory"),
+        (["--report=out"], "no CUDA device"),
         ([f"--from={RECORD}", "--report=/dev/null/out"], "cannot write to /dev/null/out"),
         ([f"--from={RECORD}", "--engine=nowhere.json", "--report=out"], "cannot read nowhere.json"),
     ],
@@ -245,11 +249,71 @@ def test_wrong_use(
     arguments: list[str], said: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     assert main(["bench", *arguments]) == 2
-    assert said in capsys.readouterr().err and not (tmp_path / "out").exists()
+    assert said in " ".join(capsys.readouterr().err.split()) and not list(tmp_path.iterdir())
 
 
 def test_without_matplotlib(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     assert main(["bench", f"--from={RECORD}", f"--report={tmp_path / 'out'}"]) == 2
-    assert "pip install 'sglang-hisparse-plugin[report]'" in capsys.readouterr().err
+    assert "pip install 'sglang-hisparse-plugin[report]'" in " ".join(capsys.readouterr().err.split())
+
+
+@pytest.mark.parametrize("columns", [80, 120])
+def test_the_table_is_as_wide_as_the_terminal_and_loses_no_number(
+    columns: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    assert main(["bench", f"--from={RECORD}"]) == 0
+    shown = capsys.readouterr().out
+    assert max(map(len, shown.splitlines())) <= columns and "\u2026" not in shown
+    ours = [f"{cell['us']['plugin']:.1f}" for cell in RAW["cells"]]
+    rows = [words for line in shown.splitlines() if len(words := line.split()) > 6 and words[0].isdigit()]
+    assert sorted(row[2] for row in rows) == sorted(ours)
+    assert ("spread" in shown) == (columns == 120)
+
+
+def test_json_is_printed_alone(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert main(["bench", f"--from={RECORD}", "--json", f"--report={tmp_path}"]) == 0
+    said = capsys.readouterr()
+    assert json.loads(said.out) == RAW and "Report: " in said.err
+    assert main(["bench", f"--from={RECORD}", f"--json={tmp_path / 'again.json'}"]) == 0
+    assert json.loads((tmp_path / "again.json").read_text()) == RAW
+    capsys.readouterr()
+    assert main(["bench", "--from=nowhere.json", "--json"]) == 2
+    assert "cannot read nowhere.json" in json.loads(capsys.readouterr().out)["error"]
+
+
+def test_a_run_on_a_gpu_is_reported_as_its_file_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the run only the device is not there: its times are those of the record."""
+    import torch
+
+    from sglang_hisparse_plugin.kernels import bench
+
+    times = {tuple(cell[axis] for axis in data.AXES): cell for cell in RAW["cells"]}
+    rates = {int(row): rate for row, rate in RAW["scattered_gbps"].items()}
+    machine = {"device": "X", "torch": "1", "cuda": "2", "copy_engine_gbps": 55.2, "scattered_gbps": rates}
+
+    def measured(cells, kernels, *, arena):
+        for cell in cells:
+            us = {name: times[cell]["us"]["plugin"] * (1 if name.startswith("plugin") else 2) for name in kernels}
+            yield bench.Result(cell, us, dict(us), dict(us))
+
+    stand_ins = {
+        "plugin_kernel": lambda: None,
+        "counting": lambda *_: None,
+        "installed_kernel": lambda: {"sglang 1": None},
+        "Arena": lambda *_: None,
+        "describe_machine": lambda *_: machine,
+        "measure": measured,
+    }
+    for name, stand_in in stand_ins.items():
+        monkeypatch.setattr(bench, name, stand_in)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    file = tmp_path / "run.json"
+    assert main(["bench", f"--report={tmp_path / 'live'}", f"--json={file}"]) == 0
+    assert main(["bench", f"--from={file}", f"--report={tmp_path / 'again'}"]) == 0
+    live, again = ((tmp_path / name / "index.html").read_text() for name in ("live", "again"))
+    assert live == again and live.count(">2.00</td>") == len(RAW["cells"])
