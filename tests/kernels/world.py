@@ -44,14 +44,13 @@ class World:
         stride = item if stride is None else stride
         width = hot + 1 + page
 
-        def cache(rows: int, pinned: bool) -> torch.Tensor:
-            raw = torch.randint(0, 256, (offset + rows * stride,), dtype=torch.uint8, generator=generator)
-            if device == "cuda":
-                raw = raw.pin_memory() if pinned else raw.cuda()
-            return raw[offset:].view(rows, stride)
+        def bytes_of(rows: int) -> torch.Tensor:
+            return torch.randint(0, 256, (offset + rows * stride,), dtype=torch.uint8, generator=generator)
 
-        self.host = cache(requests * context, pinned=True)
-        self.cache = cache(requests * width, pinned=False)
+        def rows_of(raw: torch.Tensor) -> torch.Tensor:
+            return raw[offset:].view(-1, stride)
+
+        raw_host, raw_cache = bytes_of(requests * context), bytes_of(requests * width)
         host_locs = torch.randperm(requests * context, generator=generator).view(requests, context)
         locs = torch.randperm(requests * width, generator=generator).view(requests, width)
         lru = torch.stack([torch.randperm(hot, generator=generator) for _ in range(requests)])
@@ -60,9 +59,12 @@ class World:
             held = torch.randperm(context, generator=generator)[:hot]
             held = torch.where(torch.rand(held.shape, generator=generator) < 0.9, held, -1)
             tokens[request, : held.numel()] = held
-            for slot, token in enumerate(held.tolist()):
-                if token >= 0:
-                    self.cache[locs[request, slot], :item] = self.host[host_locs[request, token], :item].to(device)
+            slots = torch.nonzero(held >= 0).flatten()
+            rows = rows_of(raw_host)[host_locs[request, held[slots]], :item]
+            rows_of(raw_cache)[locs[request, slots], :item] = rows
+        if device == "cuda":
+            raw_host, raw_cache = raw_host.pin_memory(), raw_cache.cuda()
+        self.host, self.cache = rows_of(raw_host), rows_of(raw_cache)
         self.host_locs, self.locs = host_locs.to(device), locs.int().to(device)
         self.lru, self.tokens = lru.short().to(device), tokens.int().to(device)
 
