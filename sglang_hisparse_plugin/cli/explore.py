@@ -151,8 +151,10 @@ def _report(paths: list[Path], traces: list[Trace], outcomes: list[Any], options
 
 
 def _print(console: Console, report: dict[str, Any]) -> None:
+    first, *more = report["traces"]
+    several = f" and {len(more)} more" if more else ""
     console.print(
-        f"{', '.join(report['traces'])}: {report['calls']} selections of {report['top_k']} tokens, layers "
+        f"{first}{several}: {report['calls']} selections of {report['top_k']} tokens, layers "
         f"{', '.join(map(str, report['layers']))}; rows of {report['row_bytes']} bytes",
         highlight=False,
         soft_wrap=True,

@@ -90,8 +90,10 @@ class Recorder:
                 kept, lost = self._drain(file, wanted)
                 file.flush()
                 part.rename(target)
-        except BaseException:
+        except BaseException as error:
             part.unlink(missing_ok=True)
+            if isinstance(error, OSError) and error.filename is None:
+                raise OSError(error.errno, error.strerror, str(self.folder)) from error
             raise
         finally:
             self._tap.arm(False)

@@ -57,6 +57,8 @@ def ask(folder: Path, request: Request) -> None:
     try:
         new.write_text(json.dumps({"seconds": request.seconds, "mib": request.mib, "id": request.id}), "utf-8")
         new.replace(folder / FILE)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(folder)) from error
     finally:
         new.unlink(missing_ok=True)
 
