@@ -92,7 +92,7 @@ def scrape(server: Server) -> Scrape:
 def settled(server: Server) -> Scrape:
     """What an idle server says once it has counted everything."""
     time.sleep(SETTLE)
-    return until(server, lambda rate: math.isnan(rate))
+    return until(server, math.isnan)
 
 
 def until(server: Server, holds: Callable[[float], bool]) -> Scrape:
