@@ -160,15 +160,20 @@ def retract(scheduler: Any, reqs: list[Any]) -> None:
         scheduler._add_request_to_queue(req)
 
 
-def release(scheduler: Any, reqs: list[Any]) -> None:
-    """Take the slots of requests that are in no batch, as a retraction does."""
-    kind = importlib.import_module(BATCH).ScheduleBatch
-    batch = kind(reqs=reqs)
+def batch_of(scheduler: Any, reqs: list[Any]) -> Any:
+    """Requests that are in no batch, in one: enough of one to release them."""
+    batch = importlib.import_module(BATCH).ScheduleBatch(reqs=reqs)
     batch.req_to_token_pool = scheduler.req_to_token_pool
     batch.token_to_kv_pool_allocator = scheduler.token_to_kv_pool_allocator
     batch.tree_cache = scheduler.tree_cache
     batch.hisparse_coordinator = scheduler.hisparse_coordinator
-    takes_args = "server_args" in inspect.signature(kind.release_req).parameters  # to 0.5.18
+    return batch
+
+
+def release(scheduler: Any, reqs: list[Any]) -> None:
+    """Take the slots of requests that are in no batch, as a retraction does."""
+    batch = batch_of(scheduler, reqs)
+    takes_args = "server_args" in inspect.signature(batch.release_req).parameters  # to 0.5.18
     for i in range(len(reqs)):
         batch.release_req(i, len(reqs) - i, **({"server_args": scheduler.server_args} if takes_args else {}))
 
@@ -189,10 +194,15 @@ def reserve_host(coordinator: Any, slot: int, start: int, stop: int) -> None:
     c.req_to_host_pool[slot, start:stop] = rows.to(c.req_to_host_pool.device)
 
 
-def free_host_beyond(coordinator: Any, slot: int, start: int, stop: int) -> None:
-    """Free the host slots of positions start .. stop-1 where the coordinator would overlook them: up to 0.5.12."""
+def host_reserved(coordinator: Any) -> Any:
+    """[request slots] on the CPU: positions of each that have a host slot. The coordinator counts them from 0.5.13."""
+    return getattr(coordinator, "req_to_host_pool_allocated_len", None)
+
+
+def free_host(coordinator: Any, slot: int, start: int, stop: int) -> None:
+    """Free the host slots of positions start .. stop-1, where the host pool has no pages: up to 0.5.12."""
     c = coordinator
-    if start < stop and not hasattr(c.mem_pool_host, "alloc_paged_token_slots"):
+    if start < stop:
         rows = c.req_to_host_pool[slot, start:stop]
         c.mem_pool_host.free(rows.clone())
         rows.fill_(-1)

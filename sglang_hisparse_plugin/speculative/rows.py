@@ -41,7 +41,9 @@ class VerifyRows:
         self.locs = torch.full((slots, steps, coordinator.top_k), -1, dtype=torch.int32, device=device)
         self._columns = coordinator.device_buffer_size + 1 + torch.arange(steps, device=device)
         self._steps = torch.arange(steps, device=device)
-        self._reserved = [0] * slots
+        counted = upstream.host_reserved(coordinator)
+        self._counts = counted is None
+        self._reserved = torch.zeros(slots, dtype=torch.int64) if counted is None else counted
 
     def missing(self, tokens: int) -> int:
         """Device rows that a staged prompt of `tokens`, whose own rows become its buffer, needs besides; 0 for none."""
@@ -56,7 +58,8 @@ class VerifyRows:
         """
         c = self.coordinator
         held = int(c.req_device_buffer_size[slot])
-        self._reserved[slot] = tokens
+        if self._counts:
+            self._reserved[slot] = tokens
         if held == c.padded_buffer_size:
             return
         rows = c.token_to_kv_pool_allocator.hisparse_attn_allocator.alloc(c.padded_buffer_size - held)
@@ -73,18 +76,20 @@ class VerifyRows:
             RuntimeError: the host pool is empty.
         """
         c = self.coordinator
-        start = self._reserved[slot]
+        start = int(self._reserved[slot])
         if length <= start:
             return
         page = c.mem_pool_device.page_size
         stop = min(-(-length // page) * page, c.req_to_host_pool.shape[1])
         upstream.reserve_host(c, slot, start, stop)
-        self._reserved[slot] = stop
+        if self._counts:
+            self._reserved[slot] = stop
 
     def close(self, slot: int, tokens: int) -> None:
-        """A request of `tokens` logical slots ends: free the host slots past them."""
-        upstream.free_host_beyond(self.coordinator, slot, tokens, self._reserved[slot])
-        self._reserved[slot] = 0
+        """A request of `tokens` logical slots ends: free the host slots past them, if nobody else counts them."""
+        if self._counts:
+            upstream.free_host(self.coordinator, slot, tokens, int(self._reserved[slot]))
+            self._reserved[slot] = 0
 
     def bind(self, batch: Any) -> None:
         """Before a verification: what is written to the draft tokens' logical slots goes to the tail.

@@ -16,14 +16,14 @@ from .rig import HOT_BUFFER, TOP_K, Rig
 
 Operation = tuple[str, int]
 STEPS_PER_CASE, SEEDS = 250, 2
-LEAVING = ("finish", "retract")
+LEAVING = ("finish", "retract", "preempt", "abort")
 
 
 def operations(seed: int, count: int = STEPS_PER_CASE) -> list[Operation]:
     """Mostly verifications; now and then a request comes or goes, before, after or in the middle of one."""
     chance = random.Random(seed)
     kinds = ["step"] * 40 + ["padded"] * 4 + ["admit"] * 5 + ["audit"] * 2
-    kinds += ["finish", "retract", "finish in a step", "retract in a step"]
+    kinds += [kind + where for kind in LEAVING for where in ("", " in a step")]
     return [(chance.choice(kinds), chance.randrange(1 << 30)) for _ in range(count)]
 
 
@@ -123,6 +123,32 @@ def full(scheduler: object) -> dict[str, object]:
     return {"found": [*rig.findings()], "answered": rig.answered, "boundary": rig.boundary, "written": rig.written}
 
 
+def leaving(scheduler: object) -> dict[str, object]:
+    """Each way to leave, in the middle of a step that goes past the hot buffer's end; the slot is the next one's."""
+    rig = Rig(scheduler, 4)
+    rig.admit(3 * HOT_BUFFER)  # lives through it all
+    for seed, leave in enumerate(LEAVING * 2):
+        rig.admit(HOT_BUFFER - 2)
+        if len(rig.requests) < 2:
+            rig.found.append(f"nobody was admitted before {leave}")
+            break
+        rig.requests.reverse()  # the new one leaves
+        rig.step(random.Random(seed), leave)
+        rig.audit()
+        rig.step(random.Random(seed))
+        for request in rig.requests[1:]:
+            rig.finish(request)
+    rig.end()
+    found = [*rig.findings()]
+    return {
+        "found": found,
+        "answered": rig.answered,
+        "boundary": rig.boundary,
+        "reused": rig.reused,
+        "aborted": rig.aborted,
+    }
+
+
 def addresses(scheduler: object) -> dict[str, object]:
     """What a CUDA graph would capture: the tensors of the op's calls, before and after `bind`, step by step."""
     from sglang_hisparse_plugin.speculative import rows
@@ -159,6 +185,33 @@ def no_settle(scheduler: object) -> dict[str, object]:
     return _control(scheduler, lambda rig: setattr(rig, "skip_settle", True))
 
 
+def not_told(scheduler: object) -> dict[str, object]:
+    """Control: nobody tells the coordinator that a request has left in the middle of a step."""
+    rig = Rig(scheduler, 4)
+    rig.admit(HOT_BUFFER)
+    rig.admit(HOT_BUFFER)
+    for seed in range(3):
+        rig.step(random.Random(seed))
+    before = [*rig.findings()]
+    told = rig.coordinator.request_finished
+    rig.coordinator.request_finished = lambda req: None
+    rig.step(random.Random(3), "finish")
+    rig.coordinator.request_finished = told
+    rig.end()
+    return {"found": [*rig.findings()], "before": before}
+
+
+def wrong_home(scheduler: object) -> dict[str, object]:
+    """Control: rows that a step writes before the hot buffer's end do not come to the slots of their positions."""
+
+    def harm(rig: Rig) -> None:
+        rig.admit(HOT_BUFFER - 8)
+        pool = rig.coordinator.mem_pool_device
+        pool.transfer_values_on_device = lambda *_args, **_kwargs: None
+
+    return _control(scheduler, harm)
+
+
 def too_many(scheduler: object) -> dict[str, object]:
     """Control: queries select more rows than the hot buffer has; the last evicts what the first was answered.
 
@@ -184,8 +237,11 @@ CASES: dict[str, Callable[[object], dict[str, object]]] = {
     **{f"random-{n}-drafts-{seed}": random_case(n, seed) for n in (2, 3, 4) for seed in range(SEEDS)},
     "about-the-hot-buffer": one_by_one,
     "full": full,
+    "leaving": leaving,
     "addresses": addresses,
     "control-host-row": host_row,
     "control-no-settle": no_settle,
+    "control-not-told": not_told,
+    "control-wrong-home": wrong_home,
     "control-too-many": too_many,
 }

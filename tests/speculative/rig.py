@@ -55,8 +55,9 @@ class Rig:
         self.written = 0
         self.skip_settle = False
         """Leave the next `settle` out: a control."""
-        self.boundary = self.answered = 0
-        """Steps that crossed the hot buffer's end; rows that were looked at."""
+        self.boundary = self.answered = self.aborted = self.reused = 0
+        """Steps that crossed the hot buffer's end; rows looked at; requests aborted; admitted to a slot used before."""
+        self._slots: set[int] = set()
         self.found: list[str] = []
 
     # --- a request's life ---
@@ -77,6 +78,8 @@ class Rig:
         slots = [slot_of(req) for req in batch.reqs]
         lengths = [int(n) for n in batch.seq_lens]
         self.joining = {}
+        self.reused += len(self._slots & set(slots))
+        self._slots |= set(slots)
         for req, slot, length in zip(batch.reqs, slots, lengths, strict=True):
             request = self.joining[req.rid] = Request(req, length)
             logical = self.scheduler.req_to_token_pool.req_to_token[slot, :length].long()
@@ -103,13 +106,66 @@ class Rig:
         upstream.retract(self.scheduler, [request.req])
         self.requests.remove(request)
 
+    def preempt(self, request: Request) -> None:
+        """As SGLang makes room for a request of higher priority, which comes and stays away here."""
+        policy = importlib.import_module("sglang.srt.managers.schedule_policy").PrefillAdder
+        self._settle_lengths(request)
+        arguments = self.scheduler.server_args
+        sign = 1 if arguments.schedule_low_priority_values_first else -1
+        request.req.priority = 1
+        wants = {"extend_input_len": 1, "full_untruncated_fill_ids": [0], "prefix_indices": []}  # by release
+        high = SimpleNamespace(priority=1 - 99 * sign, sampling_params=request.req.sampling_params, **wants)
+        batch = upstream.batch_of(self.scheduler, [request.req])
+        batch.filter_batch = lambda keep_indices: None
+        adder = SimpleNamespace(
+            running_batch=batch,
+            preempt_list=[],
+            priority_scheduling_preemption_threshold=0,
+            rem_total_tokens=0,
+            rem_total_token_offset=0,
+            _get_running_request_total_token_offset=lambda req: 1 << 20,
+        )
+        if not policy.preempt_to_schedule(adder, high, arguments):
+            self.found.append(f"{request.req.rid} was not preempted")
+        self.scheduler._add_request_to_queue(request.req)
+        self.requests.remove(request)
+
+    def abort(self, request: Request) -> None:
+        """As a client gives up a request that decodes: SGLang marks it, and ends it with the result of its step."""
+        self.mark_aborted(request)
+        self._end_aborted()
+
+    def mark_aborted(self, request: Request) -> None:
+        """What SGLang does when the client's message comes."""
+        message = importlib.import_module("sglang.srt.managers.io_struct").AbortReq(rid=request.req.rid)
+        running = self.scheduler.running_batch
+        before, running.reqs = running.reqs, [each.req for each in self.requests]
+        self.scheduler.abort_request(message)
+        running.reqs = before
+
+    def _end_aborted(self) -> None:
+        """What SGLang does when a step's result comes."""
+        ended = 0
+        for request in [each for each in self.requests if each.req.to_finish]:
+            (
+                request.req.check_finished
+                if hasattr(request.req, "check_finished")
+                else request.req.update_finish_state
+            )()
+            ended += request.req.finished()
+            self.finish(request)
+        self.aborted += ended
+        if not ended:
+            self.found.append("an abort ended nothing")
+
     # --- a step ---
 
     def step(self, chance: random.Random, leave: str = "", padding: int = 0) -> None:
         """One verification of every request.
 
         Args:
-            leave: "finish" or "retract": what happens to the first request between its queries and their end.
+            leave: "finish", "retract", "preempt" or "abort": what happens to the first request between its queries and
+                their end. One that is aborted stays until then.
             padding: rows of the batch that belong to no request.
         """
         for request in self.requests:
@@ -121,7 +177,9 @@ class Rig:
             self._write(request, drafts, self.pools.mapping[batch.out_cache_loc.view(-1, self.steps)[i]])
             self.boundary += drafts[0] <= HOT_BUFFER < drafts[-1]
         self._attend(batch, chance, padding)
-        if leave:
+        if leave == "abort":
+            self.mark_aborted(self.requests[0])
+        elif leave:
             getattr(self, leave)(self.requests[0])
             batch = self._batch()
         if self.requests and not self.skip_settle:
@@ -133,6 +191,8 @@ class Rig:
         for request in self.requests:
             request.length += chance.randint(1, self.steps)
             self._check_host(request)
+        if leave == "abort":
+            self._end_aborted()
 
     def _reserve(self, request: Request, length: int) -> None:
         """Logical slots as spec v2 takes them, a page at a time, and host slots as `prepare_for_decode` does."""
