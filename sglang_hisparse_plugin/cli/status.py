@@ -62,7 +62,7 @@ def _activation(sglang: installation.Installation) -> str:
 
 def _warnings(settings: config.Config) -> list[str]:
     copies = [d for d in metadata.distributions() if d.name == DISTRIBUTION]
-    found = []
+    found = [*settings.complaints]
     if settings.mode == "off":
         found.append(f"{config.MODE_VARIABLE}=off: nothing will be touched")
     if not config.allowed_by_sglang():
