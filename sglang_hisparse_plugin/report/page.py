@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from html import escape
 from importlib.resources import files
@@ -18,7 +19,7 @@ def render(bench: Bench, engine: Engine | None) -> str:
     """The whole file."""
     hot = bench.axis("hot")[0]
     drawn = ", ".join(map(str, plots.batches(bench)))
-    dashed = " Dashed: the best of SGLang's kernels." if bench.upstream else ""
+    dashed = " Dashed: the best of SGLang's kernels, for the batch of that colour." if bench.upstream else ""
     others = [size for size in bench.axis("hot") if size != hot]
     elsewhere = (
         f" Hot buffer {hot}; {', '.join(map(str, others))} is in the tables." if others else f" Hot buffer {hot}."
@@ -128,7 +129,7 @@ def _cells(bench: Bench) -> str:
 
 def _engine(engine: Engine) -> str:
     rows = [[_value(row.get(key)) for key in engine.columns] for row in engine.rows]
-    about = "; ".join(f"{key.replace('_', ' ')}: {value}" for key, value in engine.about.items() if _plain(value))
+    about = "; ".join(f"{_spelled(key)}: {_value(value)}" for key, value in engine.about.items() if _plain(value))
     words = [n for n, key in enumerate(engine.columns) if any(isinstance(row.get(key), str) for row in engine.rows)]
     table = _table(list(engine.columns.values()), rows, left=words)
     scrolling = f'<div class="wide" role="region" aria-label="End to end" tabindex="0">{table}</div>'
@@ -136,8 +137,10 @@ def _engine(engine: Engine) -> str:
 
 
 def _facts(bench: Bench) -> str:
-    facts = [(key.replace("_", " "), str(value)) for key, value in bench.raw.items() if _plain(value)]
-    facts += [(f"scattered rows of {row} bytes, GB/s", str(rate)) for row, rate in bench.raw["scattered_gbps"].items()]
+    facts = [(_spelled(key), _value(value)) for key, value in bench.raw.items() if _plain(value)]
+    facts += [
+        (f"scattered rows of {row} bytes, GB/s", _value(rate)) for row, rate in bench.raw["scattered_gbps"].items()
+    ]
     lines = "".join(f'<tr><th scope="row">{escape(name)}</th><td>{escape(text)}</td></tr>' for name, text in facts)
     links = ", ".join(f'<a href="{name}">{name}</a>' for name in ("bench.json", "heat.png", "gbps.png", "time.png"))
     return f'<table class="facts"><tbody>{lines}</tbody></table>\n<p>Beside this page: {links}.</p>'
@@ -154,7 +157,14 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[str]], left: Sequence[in
 
 
 def _value(value: Any) -> str:
+    """Four digits of a fraction; the JSON has all."""
+    if isinstance(value, float):
+        return f"{value:.0f}" if abs(value) >= 10_000 else f"{value:.4g}"
     return "-" if value is None else str(value)
+
+
+def _spelled(key: str) -> str:
+    return re.sub(r" gbps$", ", GB/s", key.replace("_", " "))
 
 
 def _plain(value: Any) -> bool:

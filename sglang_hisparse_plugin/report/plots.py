@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7")
 MARKS = ("o", "s", "^", "D")
 INK = "#010203"  # axes and text; `currentColor` in SVG
 MOST_LINES = len(COLOURS)
+TEXT = 10  # points, in figures whose width is a phone's
 Draw = Callable[[Bench, int, int, Any], None]
 
 
@@ -46,17 +47,14 @@ def rates(bench: Bench, row: int, hot: int, axes: Any) -> None:
         points = [(batch, misses, row, hot) for misses in bench.axis("misses") if misses]
         across = [point[1] for point in points]
         ours = [bench.cells[point]["gbps"][OURS] for point in points]
-        axes.plot(across, ours, color=colour, marker=mark, ms=4, label=f"batch {batch}")
+        axes.plot(across, ours, color=colour, marker=mark, ms=4, label=_batch(bench, batch))
         if bench.upstream:
             best = [max(bench.cells[point]["gbps"][name] for name in bench.upstream) for point in points]
             axes.plot(across, best, color=colour, ls="--", lw=1)
     limits = {"copy engine": bench.raw["copy_engine_gbps"], "scattered rows": _scattered(bench, row)}
     for (name, rate), style in zip(limits.items(), (":", "-"), strict=True):
-        axes.axhline(rate, color=INK, lw=1, ls=style)
-        axes.annotate(
-            f"{name} {rate:.1f}", (0.02, rate), xycoords=("axes fraction", "data"), va="bottom", size=7.5, color=INK
-        )
-    axes.set_ylim(0, max(limits.values()) * 1.12)
+        axes.axhline(rate, color=INK, lw=1, ls=style, label=f"{name} {rate:.1f}")
+    axes.set_ylim(0, max(limits.values()) * 1.05)
     axes.set_ylabel("GB/s")
     _finish(bench, axes)
 
@@ -67,11 +65,12 @@ def times(bench: Bench, row: int, hot: int, axes: Any) -> None:
         points = [(batch, misses, row, hot) for misses in bench.axis("misses")]
         across = [max(point[1], 1) for point in points]
         axes.plot(
-            across, [bench.us(point) for point in points], color=colour, marker=mark, ms=4, label=f"batch {batch}"
+            across, [bench.us(point) for point in points], color=colour, marker=mark, ms=4, label=_batch(bench, batch)
         )
         if bench.upstream:
             axes.plot(across, [bench.best(point) for point in points], color=colour, ls="--", lw=1)
         axes.plot(across, [bench.cells[point]["bound_us"] for point in points], color=colour, ls=":", lw=1)
+    axes.plot([], [], color=INK, lw=1, ls=":", label="bound")
     axes.set_yscale("log")
     axes.set_ylabel("microseconds")
     _finish(bench, axes)
@@ -139,7 +138,7 @@ def single(bench: Bench, draw: Draw, row: int, hot: int) -> Any:
     """A figure of one row size, for the page: wide enough for a phone."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(4.3, 3.3), layout="constrained")
+    figure = Figure(figsize=(4.3, 3.6), layout="constrained")
     draw(bench, row, hot, figure.add_subplot())
     return figure
 
@@ -149,10 +148,10 @@ def panels(bench: Bench, draw: Draw, what: str) -> Any:
     from matplotlib.figure import Figure
 
     rows, hot = bench.axis("row_bytes"), bench.axis("hot")[0]
-    figure = Figure(figsize=(4.3 * len(rows), 3.6), layout="constrained")
+    figure = Figure(figsize=(4.3 * len(rows), 4.0), layout="constrained")
     for row, axes in zip(rows, figure.subplots(1, len(rows), squeeze=False)[0], strict=True):
         draw(bench, row, hot, axes)
-        axes.set_title(f"{row}-byte rows", size=9, pad=22)
+        axes.set_title(f"{row}-byte rows", size=TEXT, pad=42)
     dashed = "; dashed: best of SGLang's" if bench.upstream else ""
     figure.suptitle(f"Swap-in, {what}, {bench.raw['device']}, hot buffer {hot}{_commit(bench)}{dashed}", size=10)
     return figure
@@ -179,18 +178,37 @@ def _finish(bench: Bench, axes: Any) -> None:
     axes.set_xlabel("misses per request")
     for spine in axes.spines.values():
         spine.set_color(INK)
-    axes.tick_params(colors=INK, labelsize=8)
+    axes.tick_params(colors=INK, labelsize=TEXT)
     for label in (axes.xaxis.label, axes.yaxis.label):
-        label.set(color=INK, size=9)
+        label.set(color=INK, size=TEXT)
     axes.grid(color=INK, alpha=0.15)
-    axes.legend(
-        fontsize=8,
+    handles, labels = axes.get_legend_handles_labels()
+    named = dict(zip(labels, handles, strict=True))
+    measured = {_batch(bench, batch): named.pop(_batch(bench, batch)) for batch in batches(bench)}
+    if bench.upstream:
+        (measured["SGLang"],) = axes.plot([], [], color=INK, lw=1, ls="--")
+    axes.add_artist(_legend(axes, named, height=1.0))
+    _legend(axes, measured, height=1.085)  # the last one is what the layout makes room for
+
+
+def _legend(axes: Any, named: Mapping[str, Any], height: float) -> Any:
+    """A row above the axes."""
+    return axes.legend(
+        list(named.values()),
+        list(named),
+        fontsize=TEXT,
         frameon=False,
         labelcolor=INK,
-        ncols=4,
+        ncols=len(named),
         loc="lower center",
-        bbox_to_anchor=(0.5, 1.0),
-        columnspacing=1.0,
-        handletextpad=0.4,
+        bbox_to_anchor=(0.47, height),
+        columnspacing=0.9,
+        handlelength=1.5,
+        handletextpad=0.3,
         borderaxespad=0.1,
     )
+
+
+def _batch(bench: Bench, batch: int) -> str:
+    """A legend's row begins with what it lists."""
+    return f"batch {batch}" if batch == batches(bench)[0] else str(batch)

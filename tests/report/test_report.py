@@ -317,3 +317,13 @@ def test_a_run_on_a_gpu_is_reported_as_its_file_is(tmp_path: Path, monkeypatch: 
     assert main(["bench", f"--from={file}", f"--report={tmp_path / 'again'}"]) == 0
     live, again = ((tmp_path / name / "index.html").read_text() for name in ("live", "again"))
     assert live == again and live.count(">2.00</td>") == len(RAW["cells"])
+
+
+def test_the_page_has_short_numbers_and_a_legend_for_every_line(html: str) -> None:
+    shown = [cell for table in Page(html).tables for line in table for cell in line]
+    assert not [cell for cell in shown if re.search(r"\.\d{5}", cell)]
+    assert "55.16" in shown and "612.4" in shown
+    for label in ("batch 1", "SGLang", "copy engine 55.2", "scattered rows 43.5", "bound"):
+        assert f">{label}</text>" in html or f"{label}\n" in html, label
+    sizes = {float(size) for size in re.findall(r"font-size: ([0-9.]+)px", html.partition("<svg")[2])}
+    assert min(sizes) >= 10  # on a phone 310 of these are 360 points
