@@ -1,7 +1,8 @@
-"""A story told in a copy of this process: the copy starts as the scheduler was built, and what it breaks dies with it."""
+"""A story told in a copy of this process, which starts as the scheduler was built; what it breaks dies with it."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import select
@@ -39,10 +40,8 @@ class Fork:
         os.kill(self.pid, signal.SIGKILL)
         os.waitpid(self.pid, 0)
         for pipe in (self.requests, self.answers):
-            try:
+            with contextlib.suppress(BrokenPipeError):
                 pipe.close()
-            except BrokenPipeError:
-                pass
 
 
 def _serve(scheduler, requests, answers) -> None:

@@ -1,71 +1,93 @@
-"""One process: the state machine on one release, in each mode; prints JSON.
+"""One process: the state machine on one release; prints JSON.
 
-    python -m lifecycle.hunt RELEASE VARIANT JOB
+    python -m lifecycle.hunt RELEASE JOB
 
-JOB is JSON: "modes", "sequences" or "seconds" of each, "steps", "seed", "planted", "collect" (nothing fails; everything
-found is counted by kind) and "say" (progress on stderr).
+JOB is a JSON list of runs, each in a fork of its own: "variant" ("plugin" or "off"), "mode", "sequences" or "seconds",
+"steps", "seed", and if wanted "collect" (nothing fails; everything found is counted by kind) and "planted"; or
+instead of all these "scripts" to play.
 """
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import json
 import os
 import sys
 import time
+from typing import TYPE_CHECKING
 
 from .known import classify, kind
 from .process import MODES, _forked, _register
 
-BATCH = 50
+if TYPE_CHECKING:
+    from .machine import Hunt
+
+BATCH = 25
 """Sequences of one seed; the next batch has the next."""
 
 
-def main(release: str, variant: str, text: str) -> None:
-    job = json.loads(text)
-    if variant == "plugin":
-        _register()
+def main(release: str, job: str) -> None:
     import sglang.srt.managers.scheduler  # noqa: F401  (once, for every fork)
 
-    print(json.dumps({mode: _forked(lambda mode=mode: _mode(release, mode, job)) for mode in job["modes"]}), flush=True)
+    print(json.dumps([_forked(lambda run=run: _run(release, run)) for run in json.loads(job)]), flush=True)
     os._exit(0)
 
 
-def _mode(release: str, mode: str, job: dict) -> dict:
+def _run(release: str, run: dict) -> dict:
+    os.environ["SGLANG_HISPARSE_PLUGIN"] = "strict" if run["variant"] == "plugin" else "off"
+    if run["variant"] == "plugin":
+        _register()
     from . import server
 
-    scheduler = server.start(*MODES[mode])
+    scheduler = server.start(*MODES[run["mode"]])
     gc.collect()
-    gc.freeze()  # so that forks do not copy every page by counting references
+    gc.freeze()  # or each fork would copy every page by counting references
+    if "scripts" in run:
+        return {**run, "found": [_replayed(scheduler, text) for text in run["scripts"]]}
     from .machine import Hunt
 
-    hunt = Hunt(scheduler, planted=job.get("planted", ""))
-    hunt.classify = kind if job.get("collect") else lambda evidence: classify(release, evidence)
-    start = time.monotonic()
-    for batch in range(10**9):
-        left = _left(job, hunt, time.monotonic() - start)
-        if not left or hunt.failure:
-            break
-        run(hunt, left, job["steps"], job["seed"] + batch)
-        if job.get("say"):
-            print(f"{release} {mode}: {hunt.sequences} sequences, {hunt.events} events", file=sys.stderr, flush=True)
+    hunt = Hunt(scheduler, planted=run.get("planted", ""))
+    hunt.classify = kind if run.get("collect") else lambda evidence: classify(release, evidence)
+    start, batch = time.monotonic(), 0
+    while not hunt.failure and (left := _left(run, hunt, time.monotonic() - start)):
+        _batch(hunt, left, run["steps"], 1000 * run["seed"] + batch)
+        batch += 1
+        done = f"{hunt.sequences} sequences, {hunt.events} events, {time.monotonic() - start:.0f} s"
+        print(f"fuzz: {release} {run['variant']} {run['mode']}: {done}", file=sys.stderr, flush=True)
     return {
-        "sequences": hunt.sequences,
+        **run,
+        "played": hunt.sequences,
         "events": hunt.events,
         "kinds": hunt.kinds,
         "known": hunt.known,
         "failure": hunt.failure,
-        "seconds": round(time.monotonic() - start, 1),
+        "took": round(time.monotonic() - start, 1),
     }
 
 
-def _left(job: dict, hunt, spent: float) -> int:
-    if "seconds" in job:
-        return BATCH if spent < job["seconds"] else 0
-    return min(BATCH, max(0, job["sequences"] - hunt.sequences))
+def _replayed(scheduler, text: str) -> list[str]:
+    """The evidence of the first event of a script after which something is wrong."""
+    from .fork import Fork
+    from .script import lines
+
+    fork = Fork(scheduler)
+    try:
+        for line in lines(text):
+            if found := fork.play(line):
+                return [f"{line}: {what}" for what in found]
+        return []
+    finally:
+        fork.close()
 
 
-def run(hunt, sequences: int, steps: int, number: int) -> None:
+def _left(run: dict, hunt: Hunt, spent: float) -> int:
+    if "seconds" in run:
+        return BATCH if spent < run["seconds"] else 0
+    return min(BATCH, max(0, run["sequences"] - hunt.sequences))
+
+
+def _batch(hunt: Hunt, sequences: int, steps: int, number: int) -> None:
     """So many sequences from one seed; what fails is left in `hunt`."""
     from hypothesis import seed
     from hypothesis.stateful import run_state_machine_as_test
@@ -73,10 +95,8 @@ def run(hunt, sequences: int, steps: int, number: int) -> None:
     from .machine import Found, Machine, configured
 
     machine = seed(number)(type("Machine", (Machine,), {"hunt": hunt}))
-    try:
+    with contextlib.suppress(Found):
         run_state_machine_as_test(machine, settings=configured(sequences, steps))
-    except Found:
-        pass
 
 
 if __name__ == "__main__":

@@ -35,6 +35,12 @@ KNOWN: tuple[Known, ...] = (
     ),
 )
 
+PLANTED = {"freed-twice": "host rows in two hands", "corrupted-row": "are wrong"}
+"""Evidence of each planted bug."""
+
+UNCHANGED: dict[str, tuple[str, ...]] = {}
+"""Kinds of evidence that each release shows without the plugin."""
+
 
 def classify(release: str, evidence: str) -> str | None:
     """The name of the open defect that evidence belongs to."""
@@ -43,9 +49,8 @@ def classify(release: str, evidence: str) -> str | None:
 
 def kind(evidence: str) -> str:
     """Evidence without what differs from one sequence to another."""
-    if crash := re.match(r"(\w+): (.*) in (.*)", evidence):
-        error, message, calls = crash.groups()
-        where = re.findall(r"(\w+) \(", calls)[-1]
+    if crash := re.match(r"(\w+(?:Error|Exception)): (.*) in (?:.* > )?(\w+) \([^)]*\)$", evidence):
+        error, message, where = crash.groups()
         return f"{error} in {where}: {re.sub(r'[0-9]+', 'N', message)[:60]}"
     text = re.sub(r" \(first in iteration \d+\)$", "", evidence)
     text = re.sub(r"\[[^]]*\]( and more)?|\{[^}]*\}", "...", re.sub(r"\br\d+\b", "a request", text))

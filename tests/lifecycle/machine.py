@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
@@ -31,7 +31,7 @@ class Hunt:
 
     scheduler: object
     planted: str = ""
-    """An event before each end that must be found: the control."""
+    """A bug that is planted somewhere in each sequence, and must be found: the control."""
     classify: Callable[[str], str | None] = lambda evidence: None
     """The name under which evidence is known; None fails the machine."""
     sequences: int = 0
@@ -64,7 +64,7 @@ class Machine(RuleBasedStateMachine):
     def play(self, line: str) -> None:
         self.lines.append(line)
         self.hunt.events += 1
-        self.hunt.kinds[line.split()[0]] += 1
+        self.hunt.kinds[line.split(maxsplit=1)[0]] += 1
         evidence = self.world.play(line)
         if not evidence:
             return
@@ -123,7 +123,7 @@ class Machine(RuleBasedStateMachine):
         self.play("release" if oldest is None else f"release {oldest}")
 
     @precondition(lambda self: not self.over and not self.squeezed)
-    @rule(pool=st.sampled_from(["logical", "device", "host"]), keep=st.integers(0, 2))
+    @rule(pool=st.sampled_from(["logical", "device", "host"]), keep=st.integers(1, 3))
     def squeeze(self, pool: str, keep: int) -> None:
         self.squeezed = True
         self.play(f"squeeze {pool} {keep}")
@@ -151,6 +151,11 @@ class Machine(RuleBasedStateMachine):
     def flush(self) -> None:
         self.play("flush")
 
+    @precondition(lambda self: not self.over and self.rids and self.hunt.planted)
+    @rule()
+    def plant(self) -> None:
+        self.play(f"plant {self.hunt.planted}")
+
     @precondition(lambda self: self.over)
     @rule()
     def nothing(self) -> None:
@@ -159,22 +164,16 @@ class Machine(RuleBasedStateMachine):
     def teardown(self) -> None:
         try:
             if not self.over and self.lines:
-                if self.hunt.planted:
-                    self.play(self.hunt.planted)
                 self.play("end")
         finally:
             self.world.close()
 
 
-def configured(sequences: int, steps: int, shrink: bool = True) -> settings:
-    from hypothesis import Phase
-
-    phases = [Phase.generate, *([Phase.shrink] if shrink else [])]
+def configured(sequences: int, steps: int) -> settings:
     return settings(
         max_examples=sequences,
         stateful_step_count=steps,
-        phases=phases,
-        derandomize=False,
+        phases=[Phase.generate, Phase.shrink],
         database=None,
         deadline=None,
         suppress_health_check=list(HealthCheck),

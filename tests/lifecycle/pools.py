@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 import torch
 from sglang.srt.managers.schedule_batch import Req
 
-from .server import PAGE, SLOTS
+from .server import PAGE
 
 POISON = -1
 UNITS = {"logical": "pages", "device": "pages", "host": "rows"}

@@ -9,10 +9,10 @@ abort r0
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
-from .pools import UNITS
+from .pools import UNITS, slot_of
 from .server import PAGE
 from .world import World
 
@@ -102,8 +102,14 @@ class Story:
         self.world.flush()
         self._judge()
 
-    def do_corrupt(self, rid: str, token: int) -> None:
-        self.world.corrupt_host_row(rid, token)
+    def do_plant(self, bug: str) -> None:
+        """A bug of our own, for whoever has something on the host; nobody, nothing."""
+        for req in self.world.requests.values():
+            slot = slot_of(req)
+            if slot is not None and self.world.coordinator.req_to_host_pool[slot, 0] >= 0:
+                PLANTED[bug](self.world, req.rid, slot)
+                self.do_run(1)
+                return
 
     def do_end(self) -> None:
         """Nothing holds anything up any more; everybody must end, once, and nothing may be left."""
@@ -150,6 +156,12 @@ class Story:
         return found
 
 
+PLANTED = {
+    "freed-twice": lambda w, _, slot: w.pools.host.free(w.coordinator.req_to_host_pool[slot, :1]),
+    "corrupted-row": lambda w, rid, _: w.corrupt_host_row(rid, 0),
+}
+
+
 def crash(error: BaseException) -> str:
     frames = traceback.extract_tb(error.__traceback__)
     calls = [f"{f.name} ({Path(f.filename).name}:{f.lineno})" for f in frames]
@@ -161,16 +173,6 @@ def lines(text: str) -> Iterator[str]:
     for line in text.splitlines():
         if event := line.split("#")[0].strip():
             yield event
-
-
-def replay(world: World, text: str, say: Callable[[str], None] = lambda _: None) -> list[str]:
-    """The evidence of the first event after which something is wrong."""
-    story = Story(world)
-    for line in lines(text):
-        say(line)
-        if found := story.play(line):
-            return [f"{line}: {what}" for what in found]
-    return []
 
 
 def _value(word: str) -> int | str:

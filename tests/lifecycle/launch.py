@@ -1,0 +1,70 @@
+"""A process of one release: its environment, and what it printed."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+
+from sglang_hisparse_plugin.demo import cpu, releases
+
+from . import server
+
+HERE = Path(__file__).parent
+PROGRESS = "fuzz: "
+"""Begins the lines on stderr that are for the reader."""
+
+
+class Ended(RuntimeError):
+    """The process did not print its results."""
+
+
+def hunt(release: str, job: list[dict], timeout: float, say: Callable[[str], None] = lambda _: None) -> list[dict]:
+    """What the state machine found in each run of a job, see `hunt.py`; `say` hears how far it is.
+
+    Raises:
+        Ended: it did not get that far.
+    """
+    sglang = releases.fetch(release)
+    with tempfile.TemporaryDirectory() as scratch, (Path(scratch) / "out").open("w+") as out:
+        environment = cpu.environment(sglang) | server.environment(sglang)
+        environment["PYTHONPATH"] += f":{HERE.parents[1]}:{HERE.parent}"
+        environment["TMPDIR"] = scratch
+        command = [sys.executable, "-m", f"{__package__}.hunt", release, json.dumps(job)]
+        with subprocess.Popen(
+            command, env=environment, stdout=out, stderr=subprocess.PIPE, text=True, start_new_session=True
+        ) as process:
+            timer = threading.Timer(timeout, _end, [process])
+            timer.start()
+            try:
+                errors = deque(_heard(process, say), maxlen=60)
+            finally:
+                timer.cancel()
+                _end(process)
+        out.seek(0)
+        lines = [line for line in out if line.startswith("[")]
+    results = json.loads(lines[-1]) if lines and lines[-1].startswith(("[{", "[null")) else [None]
+    if None in results:
+        raise Ended(f"the state machine on {release} did not come to an end:\n{''.join(errors)[-4000:]}")
+    return results
+
+
+def _heard(process: subprocess.Popen[str], say: Callable[[str], None]):
+    for line in process.stderr or ():
+        if line.startswith(PROGRESS):
+            say(line.removeprefix(PROGRESS).rstrip())
+        else:
+            yield line
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
