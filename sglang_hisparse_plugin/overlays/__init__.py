@@ -12,6 +12,7 @@ from . import (
     idle_staging,
     observe,
     pause_staged,
+    pp_layer,
     quick_finish,
     retract_once,
     retract_order,
@@ -27,6 +28,7 @@ from . import (
 #: What the coordinator does comes before who calls it, so that no caller is sent to a coordinator that cannot cope.
 OVERLAYS: tuple[Overlay, ...] = (
     tp_ready.OVERLAY,
+    pp_layer.OVERLAY,
     finish_unbuffered.OVERLAY,
     retract_once.OVERLAY,
     direct_flag.OVERLAY,

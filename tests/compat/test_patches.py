@@ -79,6 +79,7 @@ def test_a_series_does_not_apply_to_the_next_release(release: str, source: Sourc
 # of the overlay can tell.
 SLIPS = [
     (OLD, "tp-ready", "self.tp_world_size == 1 and", "self.tp_world_size > 1 and"),
+    (OLD, "pp-layer", "layer_id -= self", "layer_id += self"),
     (OLD, "finish-unbuffered", "if current_cap > 0:", "if current_cap >= 0:"),
     (OLD, "retract-once", "is None or req.finished():", "is None:"),
     (OLD, "direct-flag", "+        req.hisparse_staging = False", "+        req.hisparse_staging = True"),
@@ -90,6 +91,7 @@ SLIPS = [
     (OLD, "slot-count", "or self.enable_hisparse:", "or self.enable_hicache:"),
     (OLD, "idle-staging", "has_ongoing_staging()", "has_ongoing_stagings()"),
     ("0.5.23", "tp-ready", "self.tp_world_size == 1 and", "self.tp_world_size > 1 and"),
+    ("0.5.23", "pp-layer", "layer_id -= self", "layer_id += self"),
     ("0.5.23", "pause-staged", "coordinator.ack_staging_queue", "coordinator.ack_queue"),
     ("0.5.23", "staging-abort", "coordinator.ack_staging_queue", "coordinator.ack_queue"),
     ("0.5.23", "checksum-drop", "coordinator.request_finished(req)", "coordinator.retract_req(req)"),
@@ -135,7 +137,7 @@ def test_a_wrong_order_is_caught(edited: Source, source: Source) -> None:
     (folder / "series").write_text("\n".join([names[0], names[2], names[1], *names[3:]]) + "\n")
     refit(folder, source(OLD))
     [line] = proof.mismatches(series.read(folder), OVERLAYS, source(OLD))
-    assert line.startswith("the series is tp-ready, retract-once, finish-unbuffered")
+    assert line.startswith("the series is tp-ready, finish-unbuffered, pp-layer")
 
 
 def refit(folder: Path, tree: Path) -> None:

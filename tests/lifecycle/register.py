@@ -42,6 +42,7 @@ DEFECTS: dict[str, tuple[tuple[tuple[str, ...], str], ...]] = {
     "direct-flag": ((_span("0.5.10", "0.5.11"), "still taken for staging"),),
     "checksum-mismatch": ((("0.5.23",), HOST_LEAK),),
     "chunked-abort": ((("0.5.23",), DEVICE_LEAK),),
+    "pipeline-stage": ((ALL, "index 30 is out of bounds"),),
     "abort-staged": ((ALL, DECODED),),
     "abort-transferred": ((ALL, DECODED),),
     "abort-everything": ((ALL, "gone ended as [], not as aborted once"),),

@@ -213,6 +213,16 @@ FORKS = (
     Fork(
         "tp-ready", "another vote", NEW, COORDINATOR, COLLECT, "(finish_count, d", "(-finish_count, d", "-finish_count"
     ),
+    Fork(
+        "pp-layer",
+        "another row",
+        OLD,
+        COORDINATOR,
+        "HiSparseCoordinator.swap_in_selected_pages",
+        "tokens[layer_id]",
+        "tokens[self.row(layer_id)]",
+        "self.row",
+    ),
     # a fix that only looks like one
     Fork(
         "pause-staged",

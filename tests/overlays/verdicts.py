@@ -7,6 +7,7 @@ RELEASES = ("0.5.9", "0.5.10", "0.5.10.post1", "0.5.11", "0.5.12", "0.5.13", "0.
 
 VERDICTS = {
     "tp-ready         ": "- D D D D D D D D D",
+    "pp-layer         ": "- D D D D D D D D D",
     "finish-unbuffered": "- D D D D D D D D F",
     "retract-once     ": "- D D D F F F F F F",
     "direct-flag      ": "- D D D F F F F F F",
