@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 from test_demo import WITH_HISPARSE, demo
 
 from sglang_hisparse_plugin.demo import cpu, model, releases, setup
-from sglang_hisparse_plugin.demo.server import Server
+from sglang_hisparse_plugin.demo.server import Server, _free_port
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "speculative"
 HALF = "with HiSparse, drafts half wrong: some are accepted, some are not"
@@ -68,17 +69,71 @@ def test_serve_and_client(tmp_path: Path) -> None:
 
 def test_table(tmp_path: Path) -> None:
     """One row for each mode, and every token of it right."""
-    load = ["--modes", "speculative", "both", "--kernels", "ours", "--concurrency", "2", "--steps", "40"]
+    load = ["--modes", "speculative", "both", "--kernels", "ours", "--concurrency", "2", "--steps", "80"]
+    load += ["--repeats", "2", "--starts", "1"]
     example("table.py", "--device", "cpu", "--release", "0.5.12", *load, "--json", "rows.json", cwd=tmp_path)
     record = json.loads((tmp_path / "rows.json").read_text())
     assert record["failures"] == []
     assert [(row["mode"], row["kernel"]) for row in record["rows"]] == [("speculative", None), ("both", "ours")]
-    fields = {"release", "mode", "kernel", "concurrency", "context", "tokens_per_s", "ms_per_token"}
-    fields |= {"hit_rate", "acceptance", "device", "commit"}
+    fields = {"release", "mode", "kernel", "concurrency", "context", "tokens_per_s", "ms_per_token", "ms_per_step"}
+    fields |= {"hit_rate", "acceptance", "device", "commit", "samples", "tokens_per_s_spread", "ms_per_step_spread"}
     assert set(record["rows"][1]) == fields
+    for row in record["rows"]:
+        assert row["samples"] == 2 and row["tokens_per_s_spread"][0] <= row["tokens_per_s"]
+        assert row["ms_per_step"] == pytest.approx(row["ms_per_token"] * row["acceptance"])
+    (cost,) = record["costs"]
+    assert (cost["mode"], cost["without"]) == ("both", record["rows"][0]["ms_per_step"])
     assert all(row["acceptance"] > 2.7 for row in record["rows"])
     assert record["rows"][0]["hit_rate"] is None
     assert record["rows"][1]["hit_rate"] > 0
+
+
+FAKE = """#!{python}
+import http.server, json, sys, time
+port = int(sys.argv[sys.argv.index("--port") + 1])
+class Answer(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200 if self.path == "/health" else 404)
+        self.end_headers()
+    def do_POST(self):
+        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.send_response(200)
+        self.end_headers()
+        for n in range(1, asked["sampling_params"]["max_new_tokens"] + 1):
+            piece = {{"output_ids": [7] * n, "meta_info": {{"completion_tokens": n}}}}
+            self.wfile.write(b"data: " + json.dumps(piece).encode() + b"\\n\\n")
+            time.sleep(0.0005)
+    def log_message(self, *_):
+        pass
+http.server.ThreadingHTTPServer(("127.0.0.1", port), Answer).serve_forever()
+"""
+
+
+@pytest.mark.parametrize("refuses", [False, True])
+def test_the_loop_of_the_readme(tmp_path: Path, refuses: bool) -> None:
+    """As written but for the port; instead of SGLang a server that answers like one, or one that refuses to start."""
+    shutil.copytree(EXAMPLES, tmp_path / "examples" / "speculative")
+    loop = next(part for part in (EXAMPLES / "README.md").read_text().split("```\n") if part.startswith("cd examples"))
+    port = str(_free_port())
+    fake = tmp_path / "fake"
+    fake.write_text("#!/bin/sh\nexit 1\n" if refuses else FAKE.format(python=sys.executable))
+    (tmp_path / "bin").mkdir()
+    python = tmp_path / "bin" / "python"
+    python.write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
+    for program in (fake, python):
+        program.chmod(0o755)
+    env = os.environ | {"PYTHON": str(fake), "MODEL": "model", "PORT": port}
+    env["PATH"] = f"{tmp_path / 'bin'}:{env['PATH']}"
+    script = loop.replace("30000", port) + "echo the shell goes on\n"
+    done = subprocess.run(["bash", "-c", script], check=False, capture_output=True, text=True, env=env, cwd=tmp_path)
+    rows = tmp_path / "examples" / "speculative" / "rows.json"
+    assert "the shell goes on" in done.stdout, done.stderr
+    if refuses:
+        assert not rows.exists()
+        return
+    modes = ["plain", "hisparse", "speculative", "both"]
+    measured = [(row["mode"], row["concurrency"]) for row in json.loads(rows.read_text())]
+    assert measured == [(mode, requests) for mode in modes for requests in (1, 4)], done.stderr
 
 
 def test_serve_says_how_it_is_used() -> None:
