@@ -14,7 +14,7 @@ import functools
 import json
 import statistics
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -56,12 +56,15 @@ def compiled(grid: list[Cell], root: Path | None) -> dict[int, Any]:
     return spec
 
 
-def ways(load: Load, spec: dict[int, Any]) -> dict[str, Way]:
-    """By the names they have in the record."""
-    found: dict[str, Way] = {"plugin, a call for each query": Calls(load), "plugin, one call": Union(load)}
+def ways(load: Load, spec: dict[int, Any]) -> dict[str, Callable[[], Way]]:
+    """What makes each, by the names they have in the record."""
+    found: dict[str, Callable[[], Way]] = {
+        "plugin, a call for each query": lambda: Calls(load),
+        "plugin, one call": lambda: Union(load),
+    }
     if load.cell.drafts in spec:
         kernel = getattr(spec[load.cell.drafts], f"spec_{load.cell.row_bytes}")
-        found["sglang"] = type("Upstream", (Upstream,), {"kernel": staticmethod(kernel)})(load)
+        found["sglang"] = lambda: type("Upstream", (Upstream,), {"kernel": staticmethod(kernel)})(load)
     return found
 
 
@@ -89,15 +92,17 @@ def measure(grid: list[Cell], spec: dict[int, Any], replays: int) -> Iterator[di
         }
 
 
-def right(tried: dict[str, Way]) -> tuple[dict[str, Way], list[str]]:
+def right(makers: dict[str, Callable[[], Way]]) -> tuple[dict[str, Way], list[str]]:
     """Those whose every answer is right, and what is wrong with the others."""
     good, wrong = {}, []
-    for name, way in tried.items():
+    for name, make in makers.items():
         try:
+            way = make()
+            torch.cuda.synchronize()
             way.check()
             good[name] = way
         except RuntimeError as error:
-            wrong.append(f"{name}: {error}")
+            wrong.append(f"{name}: {str(error).splitlines()[0]}")
     return good, wrong
 
 

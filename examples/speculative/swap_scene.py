@@ -69,7 +69,9 @@ class Load:
         self.host = host[:rows]
         self.host_locs = torch.full((cell.batch, cell.context + cell.drafts), -1, device=device)
         self.host_locs[:, : cell.context] = self._shuffled(cell.batch, rows // cell.batch, rows)
-        self.order = torch.rand(cell.batch, cell.context - 1, device=device, generator=self.generator).argsort(1)
+        # what is selected, but drafts: none of the tokens that a buffer holds at first
+        late = torch.rand(cell.batch, cell.context - cell.hot, device=device, generator=self.generator)
+        self.order = late.argsort(1) + cell.hot
         self.used = cell.top_k
         warm = min(WARM_MISSES, cell.top_k // 2)
         self.warm = [*(self._select(warm) for _ in range(-(-cell.hot // warm) + 1)), self._select(0)]
@@ -111,7 +113,7 @@ class Way:
         cell, device = load.cell, load.device
         self.width = cell.hot + PAGE
         owned = load._shuffled(cell.batch, self.width + self.spare, cell.batch * (self.width + self.spare)).int()
-        self.locs, self.extra = owned[:, : self.width].contiguous(), owned[:, self.width :].contiguous()
+        self.locs, self.extra = (part.clone(memory_format=torch.contiguous_format) for part in self._parts(owned))
         self.cache = torch.full((owned.numel(), load.host.size(1)), -1, dtype=torch.int64, device=device)
         self.tokens = torch.full((cell.batch, self.width), -1, dtype=torch.int32, device=device)
         self.tokens[:, : cell.hot] = torch.arange(cell.hot, device=device)
@@ -125,6 +127,9 @@ class Way:
         for selected in load.warm:
             self.call(selected)
         self._kept = [table.clone() for table in self.state]
+
+    def _parts(self, owned: Tensor) -> tuple[Tensor, Tensor]:
+        return owned[:, : self.width], owned[:, self.width :]
 
     def prepare(self) -> None:
         """Tables of one's own, for a request that has just started to decode."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -11,7 +13,9 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[2] / "examples" / "speculative"))
 
 import swap_scene
-from swap_scene import Calls, Cell, Load, Union, Way
+from swap_scene import SCRATCH, Calls, Cell, Load, Union, Upstream, Way
+
+from sglang_hisparse_plugin.demo.cpu.swap_in import load_cache_to_device_buffer_spec_mla
 
 CELLS = [Cell(b, n, m, 24, top_k=64, context=1024) for b in (1, 3) for n in (2, 4) for m in (0, 12)]
 
@@ -28,6 +32,38 @@ def test_right_answers_pass_and_again_after_a_reset(kind: type[Way], cell: Cell)
     tried = way(kind, cell)
     tried.check()
     tried.check()
+
+
+def upstream(selected: Any, *tables: Any) -> None:
+    """The CPU's stand-in for SGLang's kernel, which is given what SGLang gives it: tables without gaps between rows."""
+    for table in (selected, *tables[:4], *tables[5:13]):
+        assert table.stride() == torch.empty(table.shape).stride()
+    tokens, host_locs, locs, host, cache, out, requests, lengths, index, policy, scratch, state, real, page, *none = (
+        tables
+    )
+    assert scratch.shape == (requests.numel(), SCRATCH) and page == 64 and len(none) == 3
+    load_cache_to_device_buffer_spec_mla(
+        top_k_tokens=selected,
+        device_buffer_tokens=tokens,
+        host_cache_locs=host_locs,
+        device_buffer_locs=locs,
+        host_cache=host,
+        device_buffer=cache,
+        top_k_device_locs=out,
+        req_pool_indices=requests,
+        seq_lens=lengths,
+        state=SimpleNamespace(cache_index=index, cache_policy=policy[1:], scratch_locs=scratch, scratch_state=state),
+        num_real_reqs=real,
+    )
+
+
+class UpstreamOnCpu(Upstream):
+    kernel = staticmethod(upstream)
+
+
+@pytest.mark.parametrize("cell", CELLS, ids=str)
+def test_sglangs_way_is_given_its_tables(cell: Cell) -> None:
+    way(UpstreamOnCpu, cell).check()
 
 
 @pytest.mark.parametrize("cell", CELLS, ids=str)
