@@ -127,11 +127,16 @@ def abort_reason(req: Any) -> str | None:
 
 def free_slots(scheduler: Any) -> dict[str, int]:
     """Free slots of the device, host and logical pool; host-side bookkeeping, nothing waits for a device."""
-    allocator = scheduler.token_to_kv_pool_allocator
+    return {name: int(pool.available_size()) for name, pool in pools(scheduler.hisparse_coordinator).items()}
+
+
+def pools(coordinator: Any) -> dict[str, Any]:
+    """The device, host and logical pool, each with `size` and `available_size()` in slots."""
+    allocator = coordinator.token_to_kv_pool_allocator
     return {
-        "device": int(allocator.hisparse_attn_allocator.available_size()),
-        "host": int(scheduler.hisparse_coordinator.mem_pool_host.available_size()),
-        "logical": int(allocator.logical_attn_allocator.available_size()),
+        "device": allocator.hisparse_attn_allocator,
+        "host": coordinator.mem_pool_host,
+        "logical": allocator.logical_attn_allocator,
     }
 
 
@@ -178,6 +183,13 @@ def release(scheduler: Any, reqs: list[Any]) -> None:
         batch.release_req(i, len(reqs) - i, **({"server_args": scheduler.server_args} if takes_args else {}))
 
 
+def prefill_in_flight(scheduler: Any) -> bool:
+    """Whether requests in neither the running batch nor staging hold slots: of a prefill whose result is to come."""
+    last = scheduler.last_batch
+    launched = scheduler.enable_overlap and last is not None and last.forward_mode.is_extend()
+    return bool(launched or scheduler.chunked_req is not None)
+
+
 def reserve_host(coordinator: Any, slot: int, start: int, stop: int) -> None:
     """Give positions start .. stop-1 of a request host slots. The host pool has pages, and counts them, from 0.5.13.
 
@@ -192,6 +204,24 @@ def reserve_host(coordinator: Any, slot: int, start: int, stop: int) -> None:
     if rows is None:
         raise RuntimeError(f"HiSparse: the host pool has no room for {stop - start} draft tokens")
     c.req_to_host_pool[slot, start:stop] = rows.to(c.req_to_host_pool.device)
+
+
+def paged(coordinator: Any, tokens: int) -> int:
+    """`tokens` rounded up to whole pages of the device pool."""
+    page = int(coordinator.mem_pool_device.page_size)
+    return -(-tokens // page) * page
+
+
+def host_missing(coordinator: Any, slot: int, rows: int) -> int:
+    """Host slots to allocate for a request that is about to have `rows` rows in the host pool, one more than before.
+
+    Rows are allocated one by one to 0.5.12, page by page from 0.5.13.
+    """
+    reserved = host_reserved(coordinator)
+    if reserved is None:
+        return 1
+    page = int(coordinator.mem_pool_host.page_size)
+    return max(0, -(-rows // page) * page - int(reserved[slot]))
 
 
 def host_reserved(coordinator: Any) -> Any:

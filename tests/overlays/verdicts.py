@@ -21,6 +21,7 @@ VERDICTS = {
     "slot-count       ": "- D D D F F F F F F",
     "idle-staging     ": "- D D F F F F F F F",
     "staged-batch     ": "- - - - - D F F F F",
+    "decode-memory    ": "- D D D D D D D D D",
     "swap-in          ": "- D D D D D D D D D",
     "observe          ": "- D D D D D D D D D",
     "speculative      ": "- D D D D D D - - F",

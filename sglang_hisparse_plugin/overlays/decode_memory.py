@@ -1,0 +1,103 @@
+"""A decode step for which a pool has no room retracts the youngest request; one that has room retracts nobody."""
+
+from __future__ import annotations
+
+import ast
+from typing import Any
+
+from .. import memory, upstream
+from ..patching.outcome import Defective, Fixed, Verdict
+from ..patching.overlay import Hook, Overlay
+from ..patching.source import FunctionSource, SourceTree, ends_with
+from .probing import existing, expect, expect_hookable, probe
+
+#: How SGLang's abort of a request that is alone begins.
+ALONE = "Out of memory even after retracting all other requests"
+
+
+@probe
+def judge(tree: SourceTree) -> Verdict:
+    check = existing(tree.function(upstream.BATCH, "ScheduleBatch.check_decode_mem"), "ScheduleBatch.check_decode_mem")
+    retract = existing(tree.function(upstream.BATCH, "ScheduleBatch.retract_decode"), "ScheduleBatch.retract_decode")
+    update = existing(upstream.scheduler_method(tree, "update_running_batch"), "Scheduler.update_running_batch")
+    asks = [node for node in ast.walk(check.node) if ends_with(node, "hisparse_coordinator")]
+    if asks:
+        calls = check.calls("hisparse_coordinator.pools_without_room")
+        expect(len(calls) == 1, "one call of hisparse_coordinator.pools_without_room", "another use of the coordinator")
+        return Fixed("check_decode_mem asks the coordinator")
+    helpers = [f.qualname for f in tree.callees(check, check.all_calls()) if _looks_at_coordinator(f)]
+    expect(not helpers, "nobody who looks at the coordinator", ", ".join(helpers))
+    for name in ("_grow_device_buffers", "_eager_backup_previous_token"):
+        existing(upstream.coordinator_method(tree, name), f"HiSparseCoordinator.{name}")
+    expect_hookable(check, "self", "selected_indices")
+    expect_hookable(retract, "self", more=True)
+    expect_hookable(update, "self", "batch")
+    return Defective("check_decode_mem takes the smaller of two pools for what a step needs, and overlooks the third")
+
+
+def _looks_at_coordinator(function: FunctionSource) -> bool:
+    return any(ends_with(node, "hisparse_coordinator") for node in ast.walk(function.node))
+
+
+def check_decode_mem(original: Any, batch: Any, selected_indices: Any = None) -> bool:
+    """Whether each pool has what the step takes of it; the original has evicted what could be."""
+    fits = bool(original(batch, selected_indices))
+    c = batch.hisparse_coordinator
+    if c is None or not batch.spec_algorithm.is_none():
+        return fits
+    reqs = batch.reqs if selected_indices is None else [batch.reqs[i] for i in selected_indices]
+    needed = memory.step(c, reqs)
+    if not fits:
+        needed["logical"] = batch.new_tokens_required_next_decode(selected_indices)
+    batch.hisparse_lacks = memory.lacking(c, needed)
+    return not batch.hisparse_lacks
+
+
+def update_running_batch(original: Any, scheduler: Any, batch: Any) -> Any:
+    """Requests in staging are younger than those that decode: they are retracted first."""
+    c = scheduler.hisparse_coordinator
+    if c is not None and batch.hisparse_coordinator is not None:
+        going_on = [i for i, req in enumerate(batch.reqs) if not req.finished()]
+        while c.ack_staging_queue and not batch.check_decode_mem(going_on):
+            upstream.retract(scheduler, [c.ack_staging_queue[-1].req])
+        batch.hisparse_prefill = upstream.prefill_in_flight(scheduler)
+    return original(scheduler, batch)
+
+
+def retract_decode(original: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
+    """The last request is aborted only if nobody else holds memory; the error says which pool was too small."""
+    retracted, ratio, aborted = original(batch, *args, **kwargs)
+    c = batch.hisparse_coordinator
+    alone = [req for req in aborted if req.to_finish.message.startswith(ALONE)] if c is not None else []
+    for req in alone:
+        if getattr(batch, "hisparse_prefill", False):
+            req.to_finish = None
+            aborted.remove(req)
+            retracted.append(req)
+        elif batch.hisparse_lacks:
+            req.to_finish.message += f" {memory.too_small(c, batch.hisparse_lacks)}"
+    return retracted, ratio, aborted
+
+
+OVERLAY = Overlay(
+    id="decode-memory",
+    symptom="the server dies when the host or device pool runs out in decode, or requests are retracted for nothing",
+    why=(
+        "A decode step takes logical slots, a host slot for the copy of the token before it, and device slots while a "
+        "hot buffer grows. check_decode_mem compares the smaller of the logical and the device pool with the logical "
+        "slots: it retracts though a full buffer needs nothing, and what is taken of the host and the device pool is "
+        "found out by an exception that ends the scheduler. The hooks ask each pool for what the step takes of it, "
+        "retract requests in staging before those that decode, and name the pool when a request is aborted."
+    ),
+    loses="the server dies as soon as the host pool is full, and retracts requests while the device pool is",
+    rows=("host-exhausted", "spurious-retract"),
+    origin="sgl-project/sglang#23704",
+    remove_when="check_decode_mem asks for host and device slots in the oldest supported release",
+    requires=("retract-order", "retract-once"),
+    probe=judge,
+    hooks=lambda tree: (
+        Hook(f"{upstream.BATCH}:ScheduleBatch.check_decode_mem", check_decode_mem),
+        Hook(f"{upstream.BATCH}:ScheduleBatch.retract_decode", retract_decode),
+        Hook(f"{upstream.SCHEDULER}:Scheduler.update_running_batch", update_running_batch),
+    ),
+)

@@ -1,0 +1,103 @@
+"""A pool runs out: the youngest goes back to the queue, who can never fit is refused, and the scheduler goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from .scenarios import decoded, finish, scenario
+from .world import World
+
+# --- in decode ---
+
+
+@scenario
+def host_full(w: World) -> None:
+    """The host pool is full when two decode: the younger is retracted, both answer in the end."""
+    w.submit("stays", prompt=110, output=80)
+    w.submit("victim", prompt=120, output=70)
+    w.run_until(lambda: decoded(w, 3, "stays", "victim"))
+    w.pools.hold_memory("host", keep=0)
+    w.run_until(lambda: w.waiting("victim") or w.waiting("stays"), limit=80)
+    w.expect(w.waiting("victim") == 1 and w.decoding("stays"), "not exactly the younger was retracted")
+    w.pools.release_memory()
+    w.run_until(lambda: w.ends("stays") and w.ends("victim"), limit=400)
+    finish(w)
+
+
+@scenario
+def host_full_alone(w: World) -> None:
+    """The host pool is full for the only request: it is aborted and told why; the next is served."""
+    w.submit("last", prompt=120, output=200)
+    w.run_until(lambda: decoded(w, 3, "last"))
+    w.pools.hold_memory("host", keep=0)
+    w.run_until(lambda: w.ends("last"), limit=80)
+    expect_refused(w, "last", "host pool")
+    w.pools.release_memory()
+    w.run(2)
+    w.expect_at_rest()
+    w.submit("next", prompt=100, output=5)
+    w.run_until(lambda: w.ends("next"))
+    finish(w, "next")
+
+
+@scenario
+def host_full_staged(w: World) -> None:
+    """The host pool is full for one that decodes, and another is staging: that one is younger."""
+    w.submit("decodes", prompt=120, output=90)
+    w.run_until(lambda: decoded(w, 3, "decodes"))
+    w.submit("staged", prompt=200, output=12)
+    w.run_until(lambda: w.staging("staged"))
+    w.hold_staging()
+    w.pools.hold_memory("host", keep=0)
+    w.run_until(lambda: w.waiting("staged"), limit=80)
+    w.expect(w.decoding("decodes"), "the older was not the one to go on")
+    w.pools.release_memory()
+    w.run_until(lambda: w.ends("decodes") and w.ends("staged"))
+    finish(w)
+
+
+@scenario
+def device_full(w: World) -> None:
+    """The device pool has a page left when the hot buffers of two would grow by two each: the younger is retracted."""
+    w.submit("stays", prompt=50, output=60)
+    w.submit("victim", prompt=52, output=50)
+    w.run_until(lambda: decoded(w, 3, "stays", "victim"))
+    w.pools.hold_memory("device", keep=1)
+    w.run_until(lambda: w.waiting("victim") or w.waiting("stays"), limit=40)
+    w.expect(w.waiting("victim") == 1 and w.decoding("stays"), "not exactly the younger was retracted")
+    w.pools.release_memory()
+    w.run_until(lambda: w.ends("stays") and w.ends("victim"))
+    finish(w)
+
+
+@scenario
+def device_full_for_nothing(w: World) -> None:
+    """The device pool is full, and so are the hot buffers: nobody needs any of it, and nobody is retracted."""
+    w.submit("a", prompt=190, output=80)
+    w.submit("b", prompt=180, output=80)
+    w.run_until(lambda: decoded(w, 3, "a", "b"))
+    w.pools.hold_memory("device", keep=0)
+    w.run_until(lambda: w.waiting("a") or w.waiting("b") or (w.ends("a") and w.ends("b")), limit=100)
+    w.expect(not w.waiting("a") and not w.waiting("b"), "a request was retracted though it needed nothing")
+    w.pools.release_memory()
+    finish(w)
+
+
+# --- parts of stories ---
+
+
+def expect_refused(w: World, rid: str, why: str) -> None:
+    """The request has ended once, by an abort that says `why`."""
+    w.expect(w.ends(rid) == ["abort"], f"{rid} ended as {w.ends(rid)}, not as aborted once")
+    said = [reason["message"] for reason in reasons(w, rid)]
+    w.expect(any(why in text for text in said), f"{rid} was aborted with {said}, which does not say why")
+
+
+def reasons(w: World, rid: str) -> Iterator[dict]:
+    """Why the request ended, as the client is told."""
+    for reply in w.replies:
+        if type(reply).__name__ == "AbortReq" and reply.rid == rid and reply.finished_reason:
+            yield reply.finished_reason
+        elif hasattr(reply, "finished_reasons"):
+            named = zip(reply.rids, reply.finished_reasons, strict=True)
+            yield from (reason for name, reason in named if name == rid and reason)
