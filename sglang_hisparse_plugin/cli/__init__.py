@@ -52,10 +52,12 @@ def main(argv: Sequence[str] | None = None) -> int:
             module = importlib.import_module(f".{name}", __name__)
             module.add_arguments(command)
             command.set_defaults(run=module.run)
+    own = arguments[: arguments.index("--")] if "--" in arguments else arguments
     try:
+        if empty := [word for word in own if word.startswith("--") and word.endswith("=--")]:
+            raise WrongUse(parser, f"{empty[0]}: -- is no value")  # argparse would take it for none, and go on
         options = parser.parse_args(arguments)
     except WrongUse as wrong:
-        own = arguments[: arguments.index("--")] if "--" in arguments else arguments
         if any(word.split("=")[0] == "--json" for word in own):
             print(json.dumps({"error": str(wrong)}), flush=True)
         wrong.parser.print_usage(sys.stderr)

@@ -59,8 +59,8 @@ def _prepare(options: argparse.Namespace) -> Engine | None:
     if options.quick and options.source:
         raise ReportError("--quick is for a measurement, and --from measures nothing: leave one of them out")
     if options.json and options.json != STDOUT:
-        there = options.json.exists()
         with _writing(options.json):
+            there = options.json.exists()
             options.json.open("a").close()
             if not there:
                 options.json.unlink()

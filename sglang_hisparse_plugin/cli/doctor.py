@@ -64,8 +64,8 @@ def _seconds(text: str) -> float:
 
 def _model(text: str) -> str:
     """A model's folder may be given by its config.json here, which SGLang does not take."""
-    path = Path(os.path.expanduser(text))
-    return str(path.parent) if path.name == "config.json" and path.is_file() else text
+    path = os.path.expanduser(text)  # os.path answers for names that are too long, too
+    return os.path.dirname(path) or "." if os.path.basename(path) == "config.json" and os.path.isfile(path) else text
 
 
 def run(options: argparse.Namespace) -> int:

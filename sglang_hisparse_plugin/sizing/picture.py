@@ -56,4 +56,4 @@ def draw(report: dict[str, Any], file: Path) -> None:
 
 
 def _short(tokens: int) -> str:
-    return f"{tokens // 1024}K" if tokens % 1024 == 0 else str(tokens)
+    return f"{tokens // 1024}Ki" if tokens % 1024 == 0 else str(tokens)

@@ -122,13 +122,14 @@ class ModelShape:
         Raises:
             SizingError: there is none, it is no JSON object, or it is no DSA model.
         """
-        file = path / "config.json" if path.is_dir() else path
+        file = path
         try:
+            file = path / "config.json" if path.is_dir() else path
             config = json.loads(file.read_text("utf-8"))
         except OSError as error:
             raise SizingError(
-                f"cannot read {file}: {error.strerror}; give the config.json of the model, the folder that holds it, "
-                "or the shape as numbers, starting with --layers"
+                f"cannot read {file!s:.200}: {error.strerror}; give the config.json of the model, the folder that "
+                "holds it, or the shape as numbers, starting with --layers"
             ) from error
         except (RecursionError, ValueError) as error:
             raise SizingError(f"{file} is no JSON: {error}") from error

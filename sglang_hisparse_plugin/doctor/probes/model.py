@@ -49,9 +49,9 @@ def _is_path(name: str) -> bool:
 def _folder(name: str, revision: str) -> tuple[Path | None, str]:
     """The folder of a model's files, or why there is none."""
     path = Path(os.path.expanduser(name))
-    if path.is_file():
+    if os.path.isfile(path):  # unlike the path's own methods, answers for names that are too long, too
         return None, f"{path} is a file, and a model is a folder: give {path.parent}"
-    if path.is_dir():
+    if os.path.isdir(path):
         return (path, "") if (path / "config.json").exists() else (None, f"{path} has no config.json")
     if _is_path(name):
         return None, f"{path} does not exist"
@@ -61,7 +61,7 @@ def _folder(name: str, revision: str) -> tuple[Path | None, str]:
         commit = (hub / "refs" / revision).read_text("ascii").strip()
     except (OSError, ValueError):
         commit = revision
-    if (snapshots / commit / "config.json").is_file():
+    if os.path.isfile(snapshots / commit / "config.json"):
         return snapshots / commit, ""
     return None, f"{name} is not in the local Hugging Face cache ({hub})"
 
