@@ -15,7 +15,7 @@ from typing import Any
 from . import config, installation, upstream
 from .overlays import OVERLAYS, speculative, speculative_guard
 from .patching import engine
-from .patching.outcome import Applied, Defective, Refused
+from .patching.outcome import Applied, Defective, Fixed, Refused
 from .speculative import limits
 
 logger = logging.getLogger(__name__)
@@ -95,6 +95,8 @@ def _flags(given: Any) -> Iterator[str]:
         yield from limits.prefixed(limits.arguments(given))
     elif isinstance(planned[speculative_guard.OVERLAY.id], Applied):
         yield limits.NOT_HERE
+    elif isinstance(speculative.OVERLAY.probe(installation.find().tree), Fixed):
+        yield from limits.prefixed(limits.of_sglang(given))
 
 
 def _meaning(server_args: Any) -> Iterator[str]:

@@ -44,6 +44,8 @@ NOT_HERE = (
     "later, which can by itself; or leave out --speculative-algorithm or --enable-hisparse"
 )
 
+OWN_DRAFT_TOKENS = (None, 2, 3, 4)  #: of SGLang's kernel
+
 V32 = "DeepseekV32ForCausalLM"  #: DeepSeek-V3.2
 V4 = "DeepSeek-V4's compressed KV cache is not covered"
 SWAP_IN = "swap-in"  #: the overlay whose kernel is needed
@@ -128,6 +130,18 @@ def sizes(s: Sizes) -> Iterator[str]:
             f"need {s.slots * buffer} rows and the device pool has {s.rows}: {remedy}, or a smaller "
             "device_buffer_size in --hisparse-config"
         )
+
+
+def of_sglang(given: Any) -> Iterator[str]:
+    """What SGLang's own way, from 0.5.22 on, cannot do and finds out late."""
+    if getattr(given, "disable_overlap_schedule", False):
+        yield (
+            "without the overlap scheduler this SGLang keeps no draft of a request that leaves staging, and its first "
+            "decode step ends the server: leave --disable-overlap-schedule out"
+        )
+    tokens = getattr(given, "speculative_num_draft_tokens", None)
+    if tokens not in OWN_DRAFT_TOKENS:
+        yield f"{tokens} draft tokens are not among the 2 to 4 that this SGLang's kernel takes"
 
 
 def check_arguments(server_args: Any) -> None:
