@@ -62,14 +62,18 @@ def test_replays_are_counted_and_recorded(tmp_path: Path, monkeypatch: pytest.Mo
     armed = threading.Event()
     monkeypatch.setattr(recorder._tap, "arm", lambda on, arm=recorder._tap.arm: (arm(on), armed.set()))
     memory = torch.cuda.memory_allocated()
-    torch.cuda.set_sync_debug_mode("error")  # for all threads
     thread = threading.Thread(target=lambda: done.append(recorder.record(Request(3.0, 1))))
-    thread.start()
-    assert armed.wait(30)
-    for _ in range(3):
-        counters.attached()[0].read()
-    assert torch.cuda.memory_allocated() == memory
-    torch.cuda.set_sync_debug_mode("default")
+    torch.cuda.set_sync_debug_mode("error")  # of all threads
+    try:
+        thread.start()
+        assert armed.wait(30)
+        for _ in range(3):
+            counters.attached()[0].read()
+        assert torch.cuda.memory_allocated() == memory
+        with pytest.raises(RuntimeError, match="synchronizing"):  # control
+            int(recorder.ring.written[0])
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
     torch.manual_seed(0)
     for step in range(STEPS):
         call["seq_lens"].copy_(torch.tensor([501 + step, 1]))
