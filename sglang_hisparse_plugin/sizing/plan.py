@@ -16,6 +16,8 @@ GIB = 1 << 30
 CLIP, NEW_TOKEN_RATIO = 4096, 0.098
 #: Requests of one rank that SGLang goes to by itself at most (resolve_max_num_reqs).
 MOST_REQUESTS = 4096
+#: Of host_to_device_ratio that is tried: what the smallest hot buffers need for a context of a million tokens.
+MOST_RATIO = 512
 #: Of --mem-fraction-static, in thousandths; the rest of a GPU is less than a CUDA context and its graphs take.
 MOST_FRACTION = 990
 
@@ -144,7 +146,7 @@ def servers(work: Workload, requests: int) -> Iterator[Server]:
     """
     page = work.hisparse.page_size
     least, logical = slots_needed(work, requests) // page, requests * work.total // page + 1  # pages
-    ratio = -(-logical // least)
+    ratio = min(-(-logical // least), MOST_RATIO)
     while ratio > 0:
         pages = max(least, -(-logical // ratio))
         ratio = max(1, -(-logical // pages))  # the smallest for which as many slots do
