@@ -134,10 +134,11 @@ class Seat:
         self.close()
         requests, context = load
         prompts = [model.prompt(context, seed) for seed in range(requests)]
+        steps = steps_for(load, self.options)
         before = client.swap_in_counts(self.url) if self.mode.hisparse else {}
-        streams = client.send(self.url, prompts, self.options.steps, self.options.patience)
+        streams = client.send(self.url, prompts, steps, self.options.patience)
         for prompt, stream in zip(prompts, streams, strict=True):
-            if stream.tokens != model.walk(prompt, self.options.steps):
+            if stream.tokens != model.walk(prompt, steps):
                 raise ServerFailed("a wrong token")
         rate, accepted = client.rate(streams), client.acceptance(streams)
         cell = self.cells.setdefault(load, Cell())
@@ -210,12 +211,19 @@ class Record:
             print(failure, file=sys.stderr)
 
 
+def steps_for(load: Load, options: argparse.Namespace) -> int:
+    """More for large loads, or the first request would end before the last has been read."""
+    requests, context = load
+    return int(options.steps) * max(1, requests * context // 65536)
+
+
 def scale(options: argparse.Namespace) -> setup.Scale:
     """Sizes that hold the largest load: a buffer per request on the device, all tokens on the host."""
     base = setup.SCALES[options.device].verifying(options.draft_tokens)
     most, longest = max(options.concurrency), max(options.context)
+    steps = steps_for((most, longest), options)
     buffers = most * (base.hot_buffer + 2 * 64)
-    staged = (longest + options.steps) * most  # prompts of a burst are on the device until they are staged
+    staged = (longest + steps) * most  # prompts of a burst are on the device until they are staged
     return replace(
         base,
         dims=V32 if options.device == "cuda" else base.dims,
@@ -223,7 +231,7 @@ def scale(options: argparse.Namespace) -> setup.Scale:
         device_tokens=(buffers + staged + 63) // 64 * 64,
         long=(longest,),
         crowd=(longest, longest),
-        steps=options.steps,
+        steps=steps,
         patience=min(base.patience, 30 * options.minutes),
     )
 
@@ -291,7 +299,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--kernels", nargs="+", choices=("ours", "upstream"), default=("ours", "upstream"))
     parser.add_argument("--concurrency", type=int, nargs="+", default=(1, 4, 8), metavar="N")
     parser.add_argument("--context", type=int, nargs="+", metavar="TOKENS", help="default: 8192 32768; on a CPU 500")
-    parser.add_argument("--steps", type=int, default=512, metavar="TOKENS", help="to generate for each request")
+    parser.add_argument("--steps", type=int, default=512, metavar="TOKENS", help="to generate, at least")
     parser.add_argument("--draft-tokens", type=int, choices=(2, 3, 4), default=3, metavar="N")
     parser.add_argument("--repeats", type=int, default=3, metavar="N", help="samples of each row")
     parser.add_argument("--minutes", type=float, default=8, metavar="N", help="begin no turn after so long")

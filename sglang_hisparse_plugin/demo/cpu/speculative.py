@@ -18,6 +18,11 @@ def adapt(module: ModuleType) -> None:
     module.sgl_build_tree_kernel_efficient = build_tree_kernel_efficient  # type: ignore[attr-defined]
 
 
+def adapt_overlap(module: ModuleType) -> None:
+    """Let the overlap scheduler speculate on a CPU, too: from 0.5.16 on SGLang switches it off there."""
+    module._disable_overlap_schedule_for_cpu = lambda server_args: None  # type: ignore[attr-defined]
+
+
 def build_tree_kernel_efficient(  # noqa: PLR0917 (SGLang's signature)
     parents: Any,
     selected: Any,
