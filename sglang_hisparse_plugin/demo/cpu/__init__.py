@@ -23,8 +23,8 @@ ON_PATH = Path(__file__).parents[1] / "path"
 STAND_INS = {
     "attention": "sparse attention and the indexer's top-k: plain torch",
     "indexer": "the DSA indexer's forward pass: plain torch, without its Hadamard rotation",
-    "swap_in": "the swap-in kernel, SGLang's and the plugin's alike: the package's reference in plain torch; SGLang's for "
-    "a verification, from 0.5.22: plain torch, which chooses other rows to replace",
+    "swap_in": "the swap-in kernel, SGLang's and the plugin's alike: the package's reference in plain torch; SGLang's "
+    "for a verification, from 0.5.22: plain torch, which chooses other rows to replace",
     "transfers": "KV copies between host and device, and the write of new rows into the MLA buffer: numpy and torch",
     "model_runner": "the construction of the HiSparse coordinator on 0.5.11 to 0.5.17, where SGLang's model runner "
     "does it only on CUDA: the demo builds SGLang's class with the arguments that SGLang would give it",
