@@ -23,15 +23,19 @@ def main() -> int:
     options = _options()
     reports: list[dict] = []
     for release in options.release:
-        run = {"variant": options.variant, "seconds": options.seconds / len(MODES), "steps": STEPS}
-        run |= {"seed": options.seed, "collect": options.variant == "off"}
+        hunt = {"seconds": options.seconds / len(MODES), "steps": STEPS, "seed": options.seed}
+        hunt["collect"] = options.variant == "off"
+        job = [{"variant": options.variant, "mode": mode, "hunts": [hunt]} for mode in MODES]
         try:
-            results = launch.hunt(release, [run | {"mode": mode} for mode in MODES], options.seconds + 900, _say)
+            results = launch.hunt(release, job, options.seconds + 900, _say)
         except Ended as error:
             _say(str(error))
             reports.append({"release": release, "ended": str(error)})
             continue
-        reports += [{"release": release, **result} for result in results]
+        reports += [
+            {"release": release, "variant": result["variant"], "mode": result["mode"], **result["hunts"][0]}
+            for result in results
+        ]
     for report in reports:
         if report.get("failure"):
             report["script"] = str(write(report))

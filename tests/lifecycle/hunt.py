@@ -2,9 +2,9 @@
 
     python -m lifecycle.hunt RELEASE JOB
 
-JOB is a JSON list of runs, each in a fork of its own: "variant" ("plugin" or "off"), "mode", "sequences" or "seconds",
-"steps", "seed", and if wanted "collect" (nothing fails; everything found is counted by kind) and "planted"; or
-instead of all these "scripts" to play.
+JOB is a JSON list of schedulers, each in a fork of its own: "variant" ("plugin" or "off"), "mode", "hunts" and
+"scripts" to play. A hunt has "sequences" or "seconds", "steps", "seed", and if wanted "collect" (nothing fails;
+everything found is counted by kind), "planted" and "shrink" (false: a failure stays as it was found).
 """
 
 from __future__ import annotations
@@ -23,40 +23,48 @@ from .process import MODES, _forked, _register
 if TYPE_CHECKING:
     from .machine import Hunt
 
-BATCH = 25
+BATCH = 100
 """Sequences of one seed; the next batch has the next."""
 
 
 def main(release: str, job: str) -> None:
     import sglang.srt.managers.scheduler  # noqa: F401  (once, for every fork)
 
-    print(json.dumps([_forked(lambda run=run: _run(release, run)) for run in json.loads(job)]), flush=True)
+    print(json.dumps([_forked(lambda part=part: _part(release, part)) for part in json.loads(job)]), flush=True)
     os._exit(0)
 
 
-def _run(release: str, run: dict) -> dict:
-    os.environ["SGLANG_HISPARSE_PLUGIN"] = "strict" if run["variant"] == "plugin" else "off"
-    if run["variant"] == "plugin":
+def _part(release: str, part: dict) -> dict:
+    os.environ["SGLANG_HISPARSE_PLUGIN"] = "strict" if part["variant"] == "plugin" else "off"
+    if part["variant"] == "plugin":
         _register()
     from . import server
 
-    scheduler = server.start(*MODES[run["mode"]])
+    scheduler = server.start(*MODES[part["mode"]])
     gc.collect()
     gc.freeze()  # or each fork would copy every page by counting references
-    if "scripts" in run:
-        return {**run, "found": [_replayed(scheduler, text) for text in run["scripts"]]}
+    where = f"{release} {part['variant']} {part['mode']}"
+    return {
+        "variant": part["variant"],
+        "mode": part["mode"],
+        "hunts": [_hunt(scheduler, release, where, hunt) for hunt in part.get("hunts", ())],
+        "found": [_replayed(scheduler, text) for text in part.get("scripts", ())],
+    }
+
+
+def _hunt(scheduler, release: str, where: str, wanted: dict) -> dict:
     from .machine import Hunt
 
-    hunt = Hunt(scheduler, planted=run.get("planted", ""))
-    hunt.classify = kind if run.get("collect") else lambda evidence: classify(release, evidence)
+    hunt = Hunt(scheduler, planted=wanted.get("planted", ""))
+    hunt.classify = kind if wanted.get("collect") else lambda evidence: classify(release, evidence)
     start, batch = time.monotonic(), 0
-    while not hunt.failure and (left := _left(run, hunt, time.monotonic() - start)):
-        _batch(hunt, left, run["steps"], 1000 * run["seed"] + batch)
+    while not hunt.failure and (left := _left(wanted, hunt, time.monotonic() - start)):
+        _batch(hunt, left, wanted, 1000 * wanted["seed"] + batch)
         batch += 1
         done = f"{hunt.sequences} sequences, {hunt.events} events, {time.monotonic() - start:.0f} s"
-        print(f"fuzz: {release} {run['variant']} {run['mode']}: {done}", file=sys.stderr, flush=True)
+        print(f"fuzz: {where}: {done}", file=sys.stderr, flush=True)
     return {
-        **run,
+        **wanted,
         "played": hunt.sequences,
         "events": hunt.events,
         "kinds": hunt.kinds,
@@ -81,13 +89,13 @@ def _replayed(scheduler, text: str) -> list[str]:
         fork.close()
 
 
-def _left(run: dict, hunt: Hunt, spent: float) -> int:
-    if "seconds" in run:
-        return BATCH if spent < run["seconds"] else 0
-    return min(BATCH, max(0, run["sequences"] - hunt.sequences))
+def _left(wanted: dict, hunt: Hunt, spent: float) -> int:
+    if "seconds" in wanted:
+        return BATCH if spent < wanted["seconds"] else 0
+    return min(BATCH, max(0, wanted["sequences"] - hunt.sequences))
 
 
-def _batch(hunt: Hunt, sequences: int, steps: int, number: int) -> None:
+def _batch(hunt: Hunt, sequences: int, wanted: dict, number: int) -> None:
     """So many sequences from one seed; what fails is left in `hunt`."""
     from hypothesis import seed
     from hypothesis.stateful import run_state_machine_as_test
@@ -96,7 +104,7 @@ def _batch(hunt: Hunt, sequences: int, steps: int, number: int) -> None:
 
     machine = seed(number)(type("Machine", (Machine,), {"hunt": hunt}))
     with contextlib.suppress(Found):
-        run_state_machine_as_test(machine, settings=configured(sequences, steps))
+        run_state_machine_as_test(machine, settings=configured(sequences, wanted["steps"], wanted.get("shrink", True)))
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ class Known:
 KNOWN: tuple[Known, ...] = (
     Known(
         "host-exhausted",
-        r"host mem pool alloc failed",
+        r"host mem pool alloc failed|in alloc_device_buffer|alloc_device_buffer returned None|device buffer",
         RELEASES,
         "admission does not count host rows; no overlay yet",
     ),

@@ -28,7 +28,7 @@ class Ended(RuntimeError):
 
 
 def hunt(release: str, job: list[dict], timeout: float, say: Callable[[str], None] = lambda _: None) -> list[dict]:
-    """What the state machine found in each run of a job, see `hunt.py`; `say` hears how far it is.
+    """What the state machine found on each scheduler of a job, see `hunt.py`; `say` hears how far it is.
 
     Raises:
         Ended: it did not get that far.

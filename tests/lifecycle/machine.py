@@ -46,7 +46,7 @@ class Hunt:
 
 def lengths() -> st.SearchStrategy[int]:
     """Of prompts: around pages, the hot buffer and chunks, where things change, and anywhere."""
-    borders = [1, 2, 63, 64, 65, 110, 127, 128, 129, 192, 511, 512, 513, 600]
+    borders = [1, 2, 60, 64, 65, 110, 120, 127, 128, 129, 192, 511, 512, 513, 600]
     return st.sampled_from(borders) | st.integers(1, LONGEST)
 
 
@@ -82,7 +82,7 @@ class Machine(RuleBasedStateMachine):
     @initialize(
         device=st.integers(4, 16),
         more=st.integers(0, 16),
-        host=st.integers(3, 32),
+        host=st.just(32) | st.integers(4, 32),
         slots=st.integers(1, 4),
         priorities=st.booleans(),
     )
@@ -100,8 +100,23 @@ class Machine(RuleBasedStateMachine):
         rank = f" priority={priority}" if self.priorities else ""
         self.play(f"arrive {rid} prompt={prompt} output={output}{rank}")
 
+    @precondition(lambda self: not self.over and len(self.rids) < 9)
+    @rule(prompts=st.lists(st.sampled_from([20, 60, 110, 120, 300]), min_size=2, max_size=4), output=st.integers(1, 24))
+    def crowd(self, prompts: list[int], output: int) -> None:
+        """Some at once, and far enough for them to decode."""
+        for prompt in prompts:
+            if not self.over:
+                self.arrive(prompt, output, 0)
+        if not self.over:
+            self.play("run 5")
+
     @precondition(lambda self: not self.over and self.rids)
-    @rule(turns=st.sampled_from([1, 1, 2, 3, 5, 9]))
+    @rule()
+    def retract(self) -> None:
+        self.play("retract")
+
+    @precondition(lambda self: not self.over and self.rids)
+    @rule(turns=st.sampled_from([1, 2, 3, 5, 9]))
     def run(self, turns: int) -> None:
         self.play(f"run {turns}")
 
@@ -122,8 +137,8 @@ class Machine(RuleBasedStateMachine):
         self.holding = False
         self.play("release" if oldest is None else f"release {oldest}")
 
-    @precondition(lambda self: not self.over and not self.squeezed)
-    @rule(pool=st.sampled_from(["logical", "device", "host"]), keep=st.integers(1, 3))
+    @precondition(lambda self: not self.over and self.rids and not self.squeezed)
+    @rule(pool=st.sampled_from(["logical", "logical", "device", "host"]), keep=st.integers(1, 3))
     def squeeze(self, pool: str, keep: int) -> None:
         self.squeezed = True
         self.play(f"squeeze {pool} {keep}")
@@ -134,7 +149,7 @@ class Machine(RuleBasedStateMachine):
         self.squeezed = False
         self.play("relax")
 
-    @precondition(lambda self: not self.over and not self.paused)
+    @precondition(lambda self: not self.over and self.rids and not self.paused)
     @rule(mode=st.sampled_from(["retract", "in_place"]))
     def pause(self, mode: str) -> None:
         self.paused = True
@@ -169,11 +184,11 @@ class Machine(RuleBasedStateMachine):
             self.world.close()
 
 
-def configured(sequences: int, steps: int) -> settings:
+def configured(sequences: int, steps: int, shrink: bool) -> settings:
     return settings(
         max_examples=sequences,
         stateful_step_count=steps,
-        phases=[Phase.generate, Phase.shrink],
+        phases=[Phase.generate, Phase.shrink] if shrink else [Phase.generate],
         database=None,
         deadline=None,
         suppress_health_check=list(HealthCheck),

@@ -90,6 +90,10 @@ class Story:
     def do_relax(self) -> None:
         self.world.pools.release_memory()
 
+    def do_retract(self) -> None:
+        self.world.run_short()
+        self.do_run(1)
+
     def do_pause(self, mode: str) -> None:
         self.world.pause(mode)
         self._judge()

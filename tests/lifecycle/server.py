@@ -129,7 +129,9 @@ def _without_attention() -> None:
         model_runner.ModelRunner.init_attention_backend = lambda runner: setattr(runner, "attn_backend", None)
         stand_in.adapt(model_runner)
     else:
-        nothing = dict.fromkeys(("attn_backend", "decode_attn_backend", "decode_attn_backend_group"))
+        result = inspect.signature(model_runner.build_attention_backends).return_annotation
+        kind = getattr(sys.modules[model_runner.build_attention_backends.__module__], str(result).split(".")[-1])
+        nothing = dict.fromkeys(kind.__annotations__)
         model_runner.build_attention_backends = lambda **_: SimpleNamespace(**nothing)
 
 

@@ -16,7 +16,7 @@ from types import SimpleNamespace
 
 import torch
 from sglang.srt.layers.logits_processor import LogitsProcessorOutput
-from sglang.srt.managers.schedule_batch import Req
+from sglang.srt.managers.schedule_batch import Req, ScheduleBatch
 from sglang.srt.managers.utils import GenerationBatchResult
 from sglang.srt.sampling.sampling_params import SamplingParams
 
@@ -126,6 +126,17 @@ class World:
     def release_staging(self, oldest: int | None = None) -> None:
         """Let the transfers end, all or the `oldest` so many."""
         self._replace_finish_events(self.coordinator.write_staging_stream.record_event(), oldest)
+
+    def run_short(self) -> None:
+        """The next time the scheduler asks whether the running requests have memory for one more token, say no."""
+        original = ScheduleBatch.check_decode_mem
+
+        def once(*args, **kwargs) -> bool:
+            ScheduleBatch.check_decode_mem = original
+            original(*args, **kwargs)
+            return False
+
+        ScheduleBatch.check_decode_mem = once
 
     def prefer_priority(self) -> None:
         """As with --enable-priority-scheduling."""
