@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from . import known, launch, register
-from .process import MODES
 
 SEQUENCES, STEPS, SEED = 50, 14, 2026
 UNCHANGED, PLANTED = 30, 10

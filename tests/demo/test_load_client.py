@@ -1,0 +1,35 @@
+"""What a client makes of replies: the forms in which releases send them, and how a reply is judged."""
+
+from __future__ import annotations
+
+import pytest
+
+from sglang_hisparse_plugin.demo import load, model
+from sglang_hisparse_plugin.demo.client import Client, Reply, _add
+
+PROMPT = model.prompt(100, seed=1)
+RIGHT = model.walk(PROMPT, 4)
+
+
+@pytest.mark.parametrize("parts", [[[1], [2], [3]], [[1], [1, 2], [1, 2, 3]], [[1, 2], [3]]])
+def test_streams_of_new_tokens_and_of_all(parts: list[list[int]]) -> None:
+    reply = Reply()
+    for tokens in parts:
+        _add(reply, {"output_ids": tokens, "meta_info": {"completion_tokens": tokens[-1]}})
+    assert reply.tokens == [1, 2, 3]
+
+
+def judged(reply: Reply, aborted: bool = False) -> str:
+    return load._judge(Client("", "r", PROMPT, len(RIGHT), 1), reply, aborted)
+
+
+def test_verdicts() -> None:
+    wrong = [*RIGHT[:2], RIGHT[2] + 1, RIGHT[3]]
+    assert judged(Reply(RIGHT, "length")) == "exact"
+    assert judged(Reply(wrong, "length")) == "ended by length, wrong from step 2"
+    assert judged(Reply(RIGHT[:2])) == "ended by nothing, wrong from step 2"
+    assert judged(Reply(RIGHT[:2], "abort", "aborted"), aborted=True) == "aborted"
+    assert judged(Reply(wrong[:3], "abort"), aborted=True) == "wrong tokens before its abort"
+    assert judged(Reply([], "abort", "out of memory")) == "refused"
+    assert judged(Reply([], "abort", "")).startswith("error")
+    assert judged(Reply(error="internal")) == "error: internal"
