@@ -136,7 +136,9 @@ class Dims:
 
 
 CPU = Dims(heads=4, kv_lora_rank=128, qk_nope_head_dim=64, v_head_dim=64, index_heads=4, index_topk=32)
-CUDA = Dims(heads=64, kv_lora_rank=512, qk_nope_head_dim=128, v_head_dim=128, index_heads=64, index_topk=2048)
+CUDA = Dims(
+    heads=64, kv_lora_rank=512, qk_nope_head_dim=128, v_head_dim=128, index_heads=64, index_topk=2048, hidden=512
+)  # the fused norm of a draft layer, from 0.5.15 on, takes multiples of 256 past 256
 
 
 class Draft(Enum):
