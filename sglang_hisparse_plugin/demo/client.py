@@ -111,13 +111,20 @@ class Client:
 
 
 def _add(reply: Reply, part: dict[str, Any]) -> Reply:
-    """A part of a stream, or the whole; some releases send all tokens each time, some only the new ones."""
+    """A part of a stream, or the whole; some releases send all tokens each time, some only the new ones.
+
+    And a stream that is aborted while it waits ends with its last token once more.
+    """
     if error := part.get("error"):
         reply.error = str(error.get("message", error) if isinstance(error, dict) else error)
         return reply
     tokens, meta = [int(token) for token in part.get("output_ids") or []], part.get("meta_info", {})
-    whole = len(tokens) == meta.get("completion_tokens")
-    reply.tokens = tokens if whole else reply.tokens + tokens
+    before = meta.get("completion_tokens", len(reply.tokens) + len(tokens)) - len(tokens)
+    again = reply.tokens[before:]
+    reply.tokens = reply.tokens[:before] + tokens
+    if again != tokens[: len(again)]:
+        reply.error = f"tokens {before} to {before + len(again)} were sent again, and others"
+        return reply
     if reason := meta.get("finish_reason"):
         reply.ended = reason["type"]
         reply.error = str(reason.get("message", "")) if reason["type"] == "abort" else ""

@@ -11,12 +11,20 @@ PROMPT = model.prompt(100, seed=1)
 RIGHT = model.walk(PROMPT, 4)
 
 
-@pytest.mark.parametrize("parts", [[[1], [2], [3]], [[1], [1, 2], [1, 2, 3]], [[1, 2], [3]]])
+@pytest.mark.parametrize(
+    "parts", [[[1], [2], [3]], [[1], [1, 2], [1, 2, 3]], [[1, 2], [3]], [[1], [2], [3], [3]], [[1, 2, 3], [3]]]
+)
 def test_streams_of_new_tokens_and_of_all(parts: list[list[int]]) -> None:
     reply = Reply()
     for tokens in parts:
         _add(reply, {"output_ids": tokens, "meta_info": {"completion_tokens": tokens[-1]}})
-    assert reply.tokens == [1, 2, 3]
+    assert (reply.tokens, reply.error) == ([1, 2, 3], "")
+
+
+def test_tokens_sent_again_must_be_the_same() -> None:
+    reply = Reply([1, 2, 3])
+    _add(reply, {"output_ids": [2, 4], "meta_info": {"completion_tokens": 3}})
+    assert reply.error
 
 
 def judged(reply: Reply, aborted: bool = False) -> str:
