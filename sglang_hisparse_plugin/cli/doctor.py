@@ -14,9 +14,13 @@ from ..doctor.table import PROBES
 from ..sizing import amounts
 
 EPILOG = """\
-Exit code: 0 nothing is in the way; 1 the worst finding is a warning (it will serve, but ...); 2 it is an error (it
-will not serve), or the doctor was called wrongly.
-Example: sglang-hisparse doctor -- python -m sglang.launch_server --model-path M --tp 8 --enable-hisparse ..."""
+Exit code: 0 nothing is in the way; 1 the worst finding is a warning (it will
+serve, but ...); 2 it is an error (it will not serve), or the doctor was called
+wrongly.
+
+Example:
+  sglang-hisparse doctor -- python -m sglang.launch_server --model-path M \\
+      --tp 8 --enable-hisparse ..."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -108,3 +108,10 @@ def test_doctor(model: Path, more: list[str], flags: list[str]) -> None:
         )
         patched.setattr("signal.signal", lambda *_: None)
         ends_well(["doctor", *more, "--", *LAUNCH, *flags])
+
+
+@pytest.mark.parametrize("command", ["size", "bench", "doctor"])
+def test_help_is_as_wide_as_the_terminal(model: Path, command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        main([command, "--help"])
+    assert max(map(len, capsys.readouterr().out.splitlines())) <= 80
