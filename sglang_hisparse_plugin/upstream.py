@@ -8,6 +8,7 @@ import importlib
 import inspect
 import sys
 from collections.abc import Iterator
+from http import HTTPStatus
 from typing import Any
 
 from .patching.source import FunctionSource, Rebound, SourceTree
@@ -15,6 +16,7 @@ from .patching.source import FunctionSource, Rebound, SourceTree
 BATCH = "sglang.srt.managers.schedule_batch"
 COORDINATOR = "sglang.srt.managers.hisparse_coordinator"
 DECODE = "sglang.srt.disaggregation.decode"
+POLICY = "sglang.srt.managers.schedule_policy"
 SCHEDULER = "sglang.srt.managers.scheduler"
 #: Where the flag --enable-hisparse is declared: the first to 0.5.19, from 0.5.20 below the second.
 ARGUMENTS = ("sglang.srt.server_args", "sglang.srt.arg_groups")
@@ -183,6 +185,42 @@ def release(scheduler: Any, reqs: list[Any]) -> None:
         batch.release_req(i, len(reqs) - i, **({"server_args": scheduler.server_args} if takes_args else {}))
 
 
+def refuse(scheduler: Any, req: Any, message: str) -> None:
+    """End a request that waits, with an error for its client."""
+    batch, module = importlib.import_module(BATCH), importlib.import_module(SCHEDULER)
+    scheduler.waiting_queue.remove(req)
+    reason = batch.FINISH_ABORT(message, status_code=HTTPStatus.INSUFFICIENT_STORAGE).to_json()
+    if hasattr(module, "_make_abort_req"):  # from 0.5.19
+        answer = module._make_abort_req(req, finished_reason=reason)
+    else:
+        answer = module.AbortReq(finished_reason=reason, rid=req.rid)
+    if hasattr(scheduler, "send_abort_output"):  # from 0.5.23
+        scheduler.send_abort_output(answer, req)
+    else:  # in ipc_channels from 0.5.13
+        getattr(scheduler, "ipc_channels", scheduler).send_to_tokenizer.send_output(answer, req)
+
+
+def budget_of(adder: Any) -> Any:
+    """What holds the allocator that a prefill adder asks how much is free: its budget from 0.5.21."""
+    return getattr(adder, "memory_budget", adder)
+
+
+def no_room() -> Any:
+    """What the prefill adder answers when memory is out."""
+    return importlib.import_module(POLICY).AddReqResult.NO_TOKEN
+
+
+def act(finish_event: Any, req: Any) -> Any:
+    """An entry of the staging queue."""
+    return importlib.import_module(COORDINATOR).HiSparseAct(finish_event, finish_event, req)
+
+
+def speculates(coordinator: Any) -> bool:
+    """Whether draft tokens are verified, by SGLang (from 0.5.22) or by this package."""
+    native = getattr(coordinator, "spec_swap", None)
+    return hasattr(coordinator, "verify_rows") or bool(native and native.enabled)
+
+
 def prefill_in_flight(scheduler: Any) -> bool:
     """Whether requests in neither the running batch nor staging hold slots: of a prefill whose result is to come."""
     last = scheduler.last_batch
@@ -212,6 +250,25 @@ def paged(coordinator: Any, tokens: int) -> int:
     return -(-tokens // page) * page
 
 
+def host_slots_for(coordinator: Any, rows: int) -> int:
+    """Host slots of a request with `rows` rows in the host pool."""
+    if host_reserved(coordinator) is None:
+        return rows
+    page = int(coordinator.mem_pool_host.page_size)
+    return -(-rows // page) * page
+
+
+def host_slots_held(coordinator: Any, req: Any) -> int:
+    """Host slots that a request has; to 0.5.12, where nobody counts them, told from how far it is, or one too few."""
+    row, reserved = slot(req), host_reserved(coordinator)
+    if row is None:
+        return 0
+    if reserved is not None:
+        return int(reserved[row])
+    decodes = int(coordinator.req_device_buffer_size[row]) > 0
+    return allocated_len(req) - decodes if decodes or getattr(req, "hisparse_staging", False) else 0
+
+
 def host_missing(coordinator: Any, slot: int, rows: int) -> int:
     """Host slots to allocate for a request that is about to have `rows` rows in the host pool, one more than before.
 
@@ -220,8 +277,7 @@ def host_missing(coordinator: Any, slot: int, rows: int) -> int:
     reserved = host_reserved(coordinator)
     if reserved is None:
         return 1
-    page = int(coordinator.mem_pool_host.page_size)
-    return max(0, -(-rows // page) * page - int(reserved[slot]))
+    return max(0, host_slots_for(coordinator, rows) - int(reserved[slot]))
 
 
 def host_reserved(coordinator: Any) -> Any:

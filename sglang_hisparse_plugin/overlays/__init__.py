@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ..patching.overlay import Overlay
 from . import (
+    admission_memory,
     batch_full,
     checksum_drop,
     chunked_abort,
@@ -22,6 +23,7 @@ from . import (
     speculative_guard,
     staged_batch,
     staging_abort,
+    staging_memory,
     swap_in,
     tp_ready,
 )
@@ -44,6 +46,8 @@ OVERLAYS: tuple[Overlay, ...] = (
     idle_staging.OVERLAY,
     staged_batch.OVERLAY,
     decode_memory.OVERLAY,
+    staging_memory.OVERLAY,
+    admission_memory.OVERLAY,
     swap_in.OVERLAY,
     observe.OVERLAY,
     speculative.OVERLAY,

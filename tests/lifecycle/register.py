@@ -10,6 +10,9 @@ CONTROL = {"corrupted-row": "attention read wrong rows"}
 ONLY_IN = {"checksum-mismatch": ("0.5.23",), "chunked-abort": ("0.5.23",)}
 """Scenarios about things that only these releases have."""
 
+NO_DIFF = ("host-full-at-staging", "device-full-after-staging", "host-small", "never-fits", "long-answer")
+"""Scenarios whose defect no diff in patches/ repairs: the patched source shows it as the unchanged one does."""
+
 UNSERVED = ("0.5.13",)
 """Releases that, unchanged, end with the first request that decodes; only `plain` is judged on them."""
 
@@ -47,6 +50,11 @@ DEFECTS: dict[str, tuple[tuple[tuple[str, ...], str], ...]] = {
     "host-full-alone": ((ALL, "host mem pool alloc failed"),),
     "host-full-staged": ((ALL, "host mem pool alloc failed"),),
     "device-full": ((ALL, "_grow_device_buffers failed"),),
+    "host-full-at-staging": ((ALL, "host mem pool alloc failed"),),
+    "device-full-after-staging": ((ALL, "Hisparse allocation failed in alloc_device_buffer"),),
+    "host-small": ((ALL, "host mem pool alloc failed"),),
+    "never-fits": ((ALL, "host mem pool alloc failed"),),
+    "long-answer": ((ALL, "what was waited for did not come"),),
     "device-full-for-nothing": ((OLD, "retract_req (hisparse_coordinator.py"), (ALL, "though it needed nothing")),
     "abort-staged": ((ALL, DECODED),),
     "abort-transferred": ((ALL, DECODED),),

@@ -83,6 +83,73 @@ def device_full_for_nothing(w: World) -> None:
     finish(w)
 
 
+# --- at admission and in staging ---
+
+
+@scenario
+def host_full_at_staging(w: World) -> None:
+    """The host pool fills up while a prompt is prefilled: it goes back to the queue, beside one that decodes."""
+    w.submit("decodes", prompt=110, output=150)
+    w.run_until(lambda: decoded(w, 3, "decodes"))
+    w.submit("late", prompt=600, output=12)
+    w.run_until(lambda: w.scheduler.chunked_req is not None)
+    w.pools.hold_memory("host", keep=4)
+    w.run_until(lambda: w.waiting("late"), limit=10)
+    w.expect(w.waiting("late") == 1 and w.decoding("decodes"), "not exactly the prompt went back to the queue")
+    w.run(2)
+    w.pools.release_memory()
+    w.run_until(lambda: w.ends("decodes") and w.ends("late"), limit=300)
+    finish(w)
+
+
+@scenario
+def device_full_after_staging(w: World) -> None:
+    """The device pool has no page for a hot buffer when its transfer has ended: the request goes back to the queue."""
+    w.submit("decodes", prompt=200, output=60)
+    w.run_until(lambda: decoded(w, 3, "decodes"))
+    w.submit("late", prompt=120, output=12)
+    w.run_until(lambda: w.staging("late"))
+    w.hold_staging()
+    w.pools.hold_memory("device", keep=0)
+    w.release_staging()
+    w.run_until(lambda: w.waiting("late"), limit=10)
+    w.expect(w.waiting("late") == 1 and w.decoding("decodes"), "not exactly the prompt went back to the queue")
+    w.pools.release_memory()
+    w.run_until(lambda: w.ends("decodes") and w.ends("late"))
+    finish(w)
+
+
+@scenario
+def host_small(w: World) -> None:
+    """The host pool holds two of four prompts: the others wait for their turn, and all are answered."""
+    w.pools.hold_memory("host", keep=10)
+    for i in range(4):
+        w.submit(f"r{i}", prompt=250, output=20)
+    w.run_until(lambda: all(w.ends(rid) for rid in w.requests), limit=300)
+    w.pools.release_memory()
+    finish(w)
+
+
+@scenario
+def never_fits(w: World) -> None:
+    """The host pool can hold one prompt of two: the other is refused and told why, the first is answered."""
+    w.pools.hold_memory("host", keep=6)
+    w.submit("large", prompt=600, output=8)
+    w.submit("small", prompt=200, output=8)
+    w.run_until(lambda: w.ends("large") and w.ends("small"), limit=100)
+    expect_refused(w, "large", "host pool")
+    w.pools.release_memory()
+    finish(w, "small")
+
+
+@scenario
+def long_answer(w: World) -> None:
+    """Prompt and answer together are longer than the device pool; the logical and the host pool hold them."""
+    w.submit("long", prompt=600, output=500)
+    w.run_until(lambda: w.ends("long"), limit=600)
+    finish(w)
+
+
 # --- parts of stories ---
 
 

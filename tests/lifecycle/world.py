@@ -297,6 +297,8 @@ class World:
         if self.turn:
             self._note(self.pools.audit(self.requests))
             for act in self.coordinator.ack_staging_queue:
+                if act.start_event is act.finish_event:  # for want of room nothing was begun
+                    continue
                 self._note(f"{act.req.rid}, staging: {what}" for what in self.pools.check_staged(act.req))
         if self.turns_left == 0:
             self.done.release()

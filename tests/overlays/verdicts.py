@@ -22,6 +22,8 @@ VERDICTS = {
     "idle-staging     ": "- D D F F F F F F F",
     "staged-batch     ": "- - - - - D F F F F",
     "decode-memory    ": "- D D D D D D D D D",
+    "staging-memory   ": "- D D D D D D D D D",
+    "admission-memory ": "- D D D D D D D D D",
     "swap-in          ": "- D D D D D D D D D",
     "observe          ": "- D D D D D D D D D",
     "speculative      ": "- D D D D D D - - F",

@@ -1,0 +1,79 @@
+"""What the pools have left for new prompts, once everybody who holds slots has what he may still need."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+from . import memory, upstream
+
+
+class Admission:
+    """One pass over the waiting queue.
+
+    Tokens still to be generated are counted as SGLang counts them: at most CLIP_MAX_NEW_TOKENS, and of those that are
+    under way the part that its new-token ratio expects. A hot buffer is counted as large as it can become. A request
+    that would have the pools to itself needs room for its prompt and one token: nobody could ever make more room.
+    """
+
+    def __init__(self, scheduler: Any, running: Any) -> None:
+        self.coordinator = scheduler.hisparse_coordinator
+        self.holders = list(_holders(scheduler, running))
+        self.left: dict[str, int] = {}
+        self.admitted = 0
+        self.refused: tuple[Any, list[str]] | None = None
+        """The request at which the pass ended, and the pools that have no room for it."""
+
+    def lacking(self, req: Any, ratio: float) -> list[str]:
+        """The pools with no room for `req`; `ratio` is the part of their tokens that others will generate."""
+        if not self.left:
+            self.left = {name: int(pool.available_size()) for name, pool in upstream.pools(self.coordinator).items()}
+            for holder in self.holders:
+                self._subtract(self._needs(holder, int(_clipped(holder) * ratio), _rest(holder)))
+        needs = self._needs(req, _clipped(req), _rest(req)) if self.holders or self.admitted else self._needs(req, 1, 1)
+        return [name for name, slots in needs.items() if slots > self.left[name]]
+
+    def admit(self, req: Any) -> None:
+        """`req` is in the batch."""
+        self.admitted += 1
+        self._subtract(self._needs(req, _clipped(req), _rest(req)))
+
+    def _needs(self, req: Any, expected: int, most: int) -> dict[str, int]:
+        """Slots that `req` has yet to take, if it generates `expected` tokens, and its hot buffer `most`."""
+        c = self.coordinator
+        ratio, slot = getattr(c, "compress_ratio", 1), upstream.slot(req)
+        tokens = len(req.origin_input_ids) + len(req.output_ids)
+        held = upstream.paged(c, upstream.allocated_len(req)) if slot is not None else 0
+        buffered = int(c.req_device_buffer_size[slot]) if slot is not None else 0
+        device = memory.hot_buffer(c, tokens + most) - buffered
+        if not buffered:
+            device = max(device, upstream.paged(c, tokens) // ratio) - held // ratio
+        needs = {
+            "device": device,
+            "host": upstream.host_slots_for(c, (tokens + expected) // ratio) - upstream.host_slots_held(c, req),
+            "logical": upstream.paged(c, tokens + expected) - held,
+        }
+        return {name: max(0, slots) for name, slots in needs.items()}
+
+    def _subtract(self, needs: dict[str, int]) -> None:
+        self.left = {name: slots - needs[name] for name, slots in self.left.items()}
+
+
+def _holders(scheduler: Any, running: Any) -> Iterator[Any]:
+    """Everybody who holds slots, each once: in decode, in staging, and in a prefill that is not yet processed."""
+    last = scheduler.last_batch
+    groups = [running.reqs, [act.req for act in scheduler.hisparse_coordinator.ack_staging_queue]]
+    groups += [last.reqs] if last is not None else []
+    groups += [[scheduler.chunked_req]] if scheduler.chunked_req is not None else []
+    for req in {id(req): req for group in groups for req in group}.values():
+        if upstream.slot(req) is not None and not req.finished():
+            yield req
+
+
+def _rest(req: Any) -> int:
+    return max(1, int(req.sampling_params.max_new_tokens) - len(req.output_ids))
+
+
+def _clipped(req: Any) -> int:
+    return min(_rest(req), int(vars(sys.modules[upstream.POLICY])["CLIP_MAX_NEW_TOKENS"]))
