@@ -13,6 +13,7 @@ from typing import Any
 
 from .patching.source import FunctionSource, Rebound, SourceTree
 
+CACHE = "sglang.srt.mem_cache.common"
 BATCH = "sglang.srt.managers.schedule_batch"
 COORDINATOR = "sglang.srt.managers.hisparse_coordinator"
 DECODE = "sglang.srt.disaggregation.decode"
@@ -20,6 +21,8 @@ POLICY = "sglang.srt.managers.schedule_policy"
 SCHEDULER = "sglang.srt.managers.scheduler"
 #: Where the flag --enable-hisparse is declared: the first to 0.5.19, from 0.5.20 below the second.
 ARGUMENTS = ("sglang.srt.server_args", "sglang.srt.arg_groups")
+#: Where arguments that HiSparse does not go with are refused, from 0.5.20.
+ARGUMENTS_OF_HISPARSE = "sglang.srt.arg_groups.hisparse_hook"
 
 #: The class that processes a batch's result: a mixin of the scheduler to 0.5.12, a component of it from 0.5.13.
 RESULT_PROCESSORS = (
@@ -226,6 +229,17 @@ def prefill_in_flight(scheduler: Any) -> bool:
     last = scheduler.last_batch
     launched = scheduler.enable_overlap and last is not None and last.forward_mode.is_extend()
     return bool(launched or scheduler.chunked_req is not None)
+
+
+def is_hisparse(allocator: Any) -> bool:
+    """Whether this is the allocator of a HiSparse pool."""
+    return hasattr(allocator, "hisparse_attn_allocator")
+
+
+def answer_abort(scheduler: Any, req: Any, reason: dict[str, Any]) -> None:
+    """Tell the tokenizer that a request outside of any batch has ended. By way of the scheduler itself to 0.5.14."""
+    message = importlib.import_module("sglang.srt.managers.io_struct").AbortReq(rid=req.rid, finished_reason=reason)
+    getattr(scheduler, "ipc_channels", scheduler).send_to_tokenizer.send_output(message, req)
 
 
 def reserve_host(coordinator: Any, slot: int, start: int, stop: int) -> None:

@@ -90,6 +90,7 @@ SLIPS = [
     (OLD, "batch-full", "batch_is_full = False", "batch_is_full = True"),
     (OLD, "slot-count", "or self.enable_hisparse:", "or self.enable_hicache:"),
     (OLD, "idle-staging", "has_ongoing_staging()", "has_ongoing_stagings()"),
+    (OLD, "mixed-chunk", "and not self.enable_hisparse", "and self.enable_hisparse"),
     (OLD, "decode-memory", "coordinator.pools_without_room(", "coordinator.pools_with_room("),
     ("0.5.23", "tp-ready", "self.tp_world_size == 1 and", "self.tp_world_size > 1 and"),
     ("0.5.23", "pp-layer", "layer_id -= self", "layer_id += self"),

@@ -7,7 +7,7 @@ RELEASES = ("0.5.10", "0.5.10.post1", "0.5.11", "0.5.12", "0.5.13", "0.5.15", "0
 CONTROL = {"corrupted-row": "attention read wrong rows"}
 """Evidence that must appear in every variant: a check that cannot fail is worth nothing."""
 
-ONLY_IN = {"checksum-mismatch": ("0.5.23",), "chunked-abort": ("0.5.23",)}
+ONLY_IN = {"checksum-mismatch": ("0.5.23",), "chunked-abort": ("0.5.23",), "mixed-chunks": RELEASES[:-1]}
 """Scenarios about things that only these releases have."""
 
 NO_DIFF = ("host-full-at-staging", "device-full-after-staging", "host-small", "never-fits", "long-answer")
@@ -56,6 +56,8 @@ DEFECTS: dict[str, tuple[tuple[tuple[str, ...], str], ...]] = {
     "never-fits": ((ALL, "host mem pool alloc failed"),),
     "long-answer": ((ALL, "what was waited for did not come"),),
     "device-full-for-nothing": ((OLD, "retract_req (hisparse_coordinator.py"), (ALL, "though it needed nothing")),
+    "mixed-chunks": ((_span("0.5.10", "0.5.20"), "> merge_batch (schedule_batch.py"),),
+    "abort-waiting-transferred": ((_span("0.5.12", "0.5.20"), HOST_LEAK),),
     "abort-staged": ((ALL, DECODED),),
     "abort-transferred": ((ALL, DECODED),),
     "abort-everything": ((ALL, "gone ended as [], not as aborted once"),),

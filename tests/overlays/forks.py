@@ -223,6 +223,26 @@ FORKS = (
         "tokens[self.row(layer_id)]",
         "self.row",
     ),
+    Fork(
+        "mixed-chunk",
+        "another condition",
+        OLD,
+        SCHEDULER,
+        "Scheduler.init_chunked_prefill",
+        "and self.server_args.enable_mixed_chunk",
+        "and self.may_mix",
+        "self.may_mix",
+    ),
+    Fork(
+        "waiting-abort",
+        "frees elsewhere",
+        GUARD,
+        SCHEDULER,
+        "Scheduler.abort_request",
+        "release_kv_cache(req, self.tree_cache)",
+        "give_up(req)",
+        "none",
+    ),
     # a fix that only looks like one
     Fork(
         "pause-staged",

@@ -1,0 +1,85 @@
+"""The decode side of PD disaggregation, beyond the result of a batch."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+
+from .pools import slot_of
+from .scenarios import decoded, scenario
+from .world import World
+
+
+@scenario
+def abort_waiting_transferred(w: World) -> None:
+    """A request that came with its KV waits to decode when its client gives up; one more waits and stays."""
+    gone, stays = w.transferred("gone", prompt=200, output=12), w.transferred("stays", prompt=300, output=12)
+    _as_decode_worker(w)
+    for req in (gone, stays):
+        w.coordinator.admit_request_direct(req)
+        w.scheduler.waiting_queue.append(req)
+    message = importlib.import_module("sglang.srt.managers.io_struct").AbortReq
+    w.scheduler.abort_request(message(rid="gone"))
+    w.expect(w.ends("gone") == ["abort"], f"ended as {w.ends('gone')}, not as aborted once")
+    w.expect([req.rid for req in w.scheduler.waiting_queue] == ["stays"], "not exactly the other waits")
+    w.expect(not list(w.pools.check_host(stays, 300)), "the other's host rows are wrong")
+    w.scheduler.abort_request(message(abort_all=True))
+    w.expect(w.ends("stays") == ["abort"], f"ended as {w.ends('stays')}, not as aborted once")
+    w.expect_at_rest()
+
+
+@scenario
+def retract_transferred(w: World) -> None:
+    """Memory runs out on a decode worker: one of two is given up or handed to a prefill worker, the other goes on."""
+    w.submit("stays", prompt=110, output=24)
+    victim = w.submit("victim", prompt=120, output=20)
+    w.run_until(lambda: decoded(w, 3, "stays", "victim"))
+    _as_decode_worker(w)
+    w.pools.hold_memory("logical", keep=0)
+    w.run_until(lambda: not w.decoding("victim"), limit=20)
+    _check_given_up(w, victim)
+    w.expect(w.decoding("stays"), "not exactly the survivor is decoding")
+    w.pools.release_memory()
+    w.run_until(lambda: w.ends("stays"))
+    w.run(2)
+    w.expect_ended("stays")
+    w.expect_at_rest()
+
+
+def _check_given_up(w: World, req) -> None:
+    """The request holds nothing, and either was answered once, with 503, or is on its way to a prefill worker."""
+    w.expect(slot_of(req) is None, f"{req.rid} still has a slot")
+    if getattr(req, "pd_rebootstrap_in_progress", False):
+        w.expect(not w.ends(req.rid), "the request that is computed again was answered")
+        return
+    codes = [r.finished_reason["status_code"] for r in w.replies if type(r).__name__ == "AbortReq" and r.rid == req.rid]
+    w.expect(codes == [503], f"{req.rid} was answered {codes}, not 503 once")
+
+
+def _as_decode_worker(w: World) -> None:
+    """A scheduler that believes to be one; what arrives in its queues does not go on from there."""
+    w.disaggregated()
+    decode = importlib.import_module("sglang.srt.disaggregation.decode")
+    modes = importlib.import_module("sglang.srt.disaggregation.utils").DisaggregationMode
+    w.scheduler.disaggregation_mode = modes.DECODE
+    object.__setattr__(w.scheduler.server_args, "disaggregation_mode", "decode")
+    batch = sys.modules["sglang.srt.managers.schedule_batch"]
+    if hasattr(batch, "get_disagg"):  # from 0.5.18
+        settings = Settings(batch.get_disagg(), disaggregation_mode="decode")
+        batch.get_disagg = lambda: settings
+    queue = object.__new__(decode.DecodePreallocQueue)
+    queue.token_to_kv_pool_allocator = w.scheduler.token_to_kv_pool_allocator
+    queue.queue, queue.retracted_queue = [], []
+    queue._check_if_req_exceed_kv_capacity = lambda _req: True
+    w.scheduler.disagg_decode_prealloc_queue = queue
+
+
+class Settings:
+    """SGLang's settings, which cannot be written to, with some of them changed."""
+
+    def __init__(self, settings, **changed) -> None:
+        self.settings = settings
+        vars(self).update(changed)
+
+    def __getattr__(self, name: str):
+        return getattr(self.settings, name)
