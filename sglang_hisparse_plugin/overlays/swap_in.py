@@ -12,11 +12,14 @@ from .. import upstream
 from ..patching.outcome import Absent, Defective, Verdict
 from ..patching.overlay import Hook, Overlay
 from ..patching.source import SourceTree
-from .probing import existing, expect, expect_plain, probe
+from .probing import existing, expect, expect_hookable, expect_plain, probe
 
 logger = logging.getLogger(__name__)
 
 SWAP_IN, COPY_PLANNED = "load_cache_to_device_buffer_mla", "copy_cache_planned_mla"
+#: SGLang's own verification of draft tokens, from 0.5.22, and its arguments.
+VERIFY = "HiSparseSpecSwapManager.swap_in"
+QUERIES = ("req_pool_indices", "compressed_seq_lens", "top_k_result", "layer_id")
 #: Layouts that stay on SGLang's kernel.
 NOT_COVERED = {
     "load_cache_to_device_buffer_dsv4_mla": "DeepSeek-V4's paged rows",
@@ -52,6 +55,8 @@ def judge(tree: SourceTree) -> Verdict:
         expect(not call.args and given <= ARGUMENTS[name], f"{name} with arguments known here", _listed(call))
     for hook in hooks(tree):
         expect_plain(existing(tree.function(*hook.target.split(":")), hook.target))
+    if verifies := tree.function(upstream.COORDINATOR, VERIFY):
+        expect_hookable(verifies, "self", *QUERIES, more=True)
     return Defective(f"swap-in runs on SGLang's {SWAP_IN}")
 
 
@@ -78,12 +83,15 @@ def _listed(call: ast.Call) -> str:
 def hooks(tree: SourceTree) -> tuple[Hook, ...]:
     """Hooks for the functions that this coordinator imports by name, where they are defined."""
     routes = {SWAP_IN: swap_in, COPY_PLANNED: copy_planned, **{name: _report(name) for name in NOT_COVERED}}
-    return tuple(Hook(f"{home}:{name}", routes[name]) for name, home in _imported(tree).items() if name in routes)
+    found = [Hook(f"{home}:{name}", routes[name]) for name, home in _imported(tree).items() if name in routes]
+    if tree.function(upstream.COORDINATOR, VERIFY):
+        found.append(Hook(f"{upstream.COORDINATOR}:{VERIFY}", verify))
+    return tuple(found)
 
 
 def swap_in(original: Any, *, page_size: int = 1, block_size: int = 256, **call: Any) -> None:
     """SGLang's arguments, without those of a launch."""
-    _route(original, _observed, call, page_size=page_size, block_size=block_size)
+    _route(original, _observed, call, call["device_buffer"], page_size=page_size, block_size=block_size)
 
 
 def _observed(**call: Any) -> None:
@@ -102,12 +110,23 @@ def copy_planned(original: Any, *, num_blocks: int = 4, block_size: int = 1024, 
     if any(special.values()):
         original(num_blocks=num_blocks, block_size=block_size, **call, **special)
         return
-    _route(original, kernels.copy_planned, call, num_blocks=num_blocks, block_size=block_size)
+    _route(original, kernels.copy_planned, call, call["device_buffer"], num_blocks=num_blocks, block_size=block_size)
 
 
-def _route(original: Any, ours: Callable[..., None], call: dict[str, Any], **launch: int) -> None:
+def verify(original: Any, manager: Any, *args: Any, **plan: Any) -> Any:
+    """The queries of SGLang's own verification, where our op is the faster and no other layer waits for a plan."""
+    from ..speculative import own
+
+    asked = dict(zip(QUERIES, args, strict=False)) | {name: plan.pop(name) for name in QUERIES if name in plan}
+    selected = asked["top_k_result"]
+    if plan or not own.serves(manager._coordinator, selected):
+        return original(manager, **asked, **plan)
+    return _route(functools.partial(original, manager), functools.partial(own.swap_in, manager), asked, selected)
+
+
+def _route(original: Any, ours: Callable[..., Any], call: dict[str, Any], where: Any, **launch: int) -> Any:
     """Ours, where it runs; SGLang's kernel elsewhere, and from then on if ours cannot be built."""
-    if not _elsewhere(call["device_buffer"].device.type) and not _failed:
+    if not _elsewhere(where.device.type) and not _failed:
         try:
             return ours(**call)
         except (ValueError, TypeError):
@@ -115,7 +134,7 @@ def _route(original: Any, ours: Callable[..., None], call: dict[str, Any], **lau
         except Exception as error:  # the compiler, or what the loader makes of it
             _failed.append(error)
             logger.warning("HiSparse overlay swap-in: SGLang's own kernel serves, ours cannot be built: %s", error)
-    original(**launch, **call)
+    return original(**launch, **call)
 
 
 _failed: list[Exception] = []

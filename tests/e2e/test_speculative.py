@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from test_demo import WITH_HISPARSE, demo
 
-from sglang_hisparse_plugin.demo import checks, cpu, model, releases, setup
+from sglang_hisparse_plugin.demo import checks, cpu, model, probe, releases, setup
 from sglang_hisparse_plugin.demo.model import Draft
 from sglang_hisparse_plugin.demo.server import Server, _free_port
 
@@ -40,25 +40,34 @@ def test_half_the_drafts_are_wrong_and_every_walk_is_exact(release: str, variant
     assert done.returncode == 0
 
 
-def test_sglangs_own_way_from_0_5_22_on(tmp_path: Path) -> None:
-    """Half the drafts wrong, on the real server of 0.5.23. A stand-in does what its kernel for a verification does, and
-    that wants a top-k of 1024. The walk needs rows that the buffer has not, and breaks where one of them is wrong."""
+@pytest.mark.parametrize("draft_tokens", map(int, os.environ.get("OWN_DRAFT_TOKENS", "2").split(",")))
+def test_sglangs_own_way_from_0_5_22_on(draft_tokens: int, tmp_path: Path) -> None:
+    """Half the drafts wrong, on the real server of 0.5.23, which wants a top-k of 1024.
+
+    With 2 draft tokens the plugin's op answers, with 3 a stand-in that does what SGLang's kernel does. The walk needs
+    rows that the buffer has not, and breaks where one of them is wrong.
+    """
     dims = replace(model.CPU, index_topk=1024)
-    prompt = {"long": (2600,), "crowd": (2600, 2600), "steps": 48, "slots": 2}
-    scale = replace(setup.CPU, dims=dims, hot_buffer=2048, device_tokens=12288, **prompt)
+    length = 1024 * draft_tokens + 552
+    prompt = {"long": (length,), "crowd": (length, length), "steps": 48, "slots": 2}
+    scale = replace(setup.CPU, dims=dims, hot_buffer=2048, device_tokens=12288, **prompt).verifying(draft_tokens)
     weights = model.folder(tmp_path / "model", Draft.HALF)
     model.write(weights, dims, Draft.HALF)
     target = setup.Target("0.5.23", releases.fetch("0.5.23"))
-    launcher = setup.Launcher(target, scale, tmp_path / "model", tmp_path, print, setup.Variant(draft_tokens=2))
+    launcher = setup.Launcher(
+        target, scale, tmp_path / "model", tmp_path, print, setup.Variant(draft_tokens=draft_tokens)
+    )
     report = checks.Report("0.5.23")
     with launcher.server("own", draft=Draft.HALF) as server:
-        tokens = model.prompt(2600, seed=1)
+        tokens = model.prompt(length, seed=1)
         answer = server.generate(tokens, scale.steps)
         assert answer.tokens == model.walk(tokens, scale.steps)
-        assert 1.2 < (scale.steps - 1) / answer.verifications < 1.8
+        assert 1.2 < (scale.steps - 1) / answer.verifications < draft_tokens - 0.2
         checks.one_wrong_row(scale, report, server, layer=0)
         checks.pools_balance(report, server)
+        swapped = server.internal_state()[probe.KEY]["swap_in"]
     assert [check.passed for check in report.checks] == [True, True], report.checks
+    assert (swapped["misses"] > 0) == (draft_tokens == 2)  # the plugin's op counts, the stand-in does not
 
 
 def example(name: str, *arguments: str, cwd: Path) -> str:
