@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import installation, lines
-from ..sizing import amounts, estimate, hisparse, paste, picture, plan
+from ..sizing import amounts, estimate, given, hisparse, paste, picture, plan
 from ..sizing.layout import Layout
 from ..sizing.shapes import (
     KV_DTYPES,
@@ -114,7 +114,7 @@ def run(options: argparse.Namespace) -> int:
 
 def _report(options: argparse.Namespace) -> dict[str, Any]:
     model = _model(options)
-    work = plan.Workload(
+    work = given.Workload(
         release=_release(options),
         model=model,
         hisparse=_hisparse(options.hisparse_config, model),
@@ -176,16 +176,16 @@ def _hisparse(text: str | None, model: ModelShape) -> HiSparse:
 
 def _model(options: argparse.Namespace) -> ModelShape:
     numbers = ("kv_lora_rank", "qk_rope_head_dim", "index_head_dim", "index_topk", "draft_layers")
-    given = {name: value for name in numbers if (value := getattr(options, name)) is not None}
+    shape = {name: value for name in numbers if (value := getattr(options, name)) is not None}
     if options.model:
-        if options.layers or given:
+        if options.layers or shape:
             raise SizingError("--model and the shape as numbers exclude each other: give one of them")
         return ModelShape.read(options.model)
     if not options.layers:
         raise SizingError(
             "no model: give --model with its config.json, or its shape as numbers, starting with --layers"
         )
-    return ModelShape(layers=options.layers, **given)
+    return ModelShape(layers=options.layers, **shape)
 
 
 def _release(options: argparse.Namespace) -> str:
@@ -200,11 +200,11 @@ def _release(options: argparse.Namespace) -> str:
     return str(release)
 
 
-def _machine(options: argparse.Namespace) -> plan.Machine:
+def _machine(options: argparse.Namespace) -> given.Machine:
     layout = Layout(options.tp, options.dp, options.dp_attention, options.gpus_per_node)
     if (options.weights is None) == (options.weights_per_gpu is None):
         raise SizingError("give --weights (of the whole model) or --weights-per-gpu, and not both")
-    return plan.Machine(
+    return given.Machine(
         gpu=options.gpu_mem,
         weights=-(-options.weights // options.tp) if options.weights_per_gpu is None else options.weights_per_gpu,
         reserve=options.reserve,
@@ -216,7 +216,7 @@ def _machine(options: argparse.Namespace) -> plan.Machine:
 
 def _most_requests(options: argparse.Namespace) -> int:
     return min(
-        plan.MOST_REQUESTS, -(-options.max_requests // options.dp) if options.max_requests else plan.MOST_REQUESTS
+        given.MOST_REQUESTS, -(-options.max_requests // options.dp) if options.max_requests else given.MOST_REQUESTS
     )
 
 

@@ -47,3 +47,8 @@ def memory(text: str) -> int:
     if not found or found[2].upper() not in MEMORY:
         raise ValueError(f"{text[:SHOWN]!r} is no size: give GiB, or a number with a unit, such as 139G, 141GB, 2TB")
     return int(Decimal(found[1]) * MEMORY[found[2].upper()])
+
+
+def round_up(number: int, unit: int) -> int:
+    """The smallest multiple of `unit` that is no less."""
+    return -(-number // unit) * unit

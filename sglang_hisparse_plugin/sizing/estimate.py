@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
-from . import formulas, kernel_model, plan
+from . import formulas, given, kernel_model, plan
 from .shapes import COVERED, NEWEST, ModelShape, Server, SizingError, version
 
 
@@ -29,18 +29,18 @@ def per_token(server: Server) -> dict[str, Any]:
     }
 
 
-def of_machine(work: plan.Workload, machine: plan.Machine, requests: int) -> dict[str, Any]:
+def of_machine(work: given.Workload, machine: given.Machine, requests: int) -> dict[str, Any]:
     """Memory of one rank in bytes, and where it goes, with so many requests on a rank."""
     return {
         "gpu": machine.gpu,
         "weights": machine.weights,
-        "reserve": plan.reserve(work, machine, requests),
+        "reserve": given.reserve(work, machine, requests),
         "reserve_origin": "as SGLang itself reckons" if machine.reserve is None else "--reserve",
-        "mem_fraction_static": plan.mem_fraction(work, machine, requests) / 1000,
+        "mem_fraction_static": given.mem_fraction(work, machine, requests) / 1000,
         "host": machine.host,
         "host_reserve": machine.host_reserve,
         "ranks_per_node": machine.layout.ranks_per_node,
-        "device_budget": plan.device_budget(work, machine, requests),
+        "device_budget": given.device_budget(work, machine, requests),
         "host_budget": machine.host_budget,
     }
 
@@ -100,14 +100,14 @@ def swap_in(fit: plan.Fit, rates: Iterable[float]) -> dict[str, Any]:
     }
 
 
-def by_context(work: plan.Workload, machine: plan.Machine, groups: int) -> list[dict[str, int]]:
+def by_context(work: given.Workload, machine: given.Machine, groups: int) -> list[dict[str, int]]:
     """Requests at once against the length of the prompt; 0 where it does not fit."""
     longest = work.model.max_context - work.output if work.model.max_context else max(work.prompt, 131072)
     lengths = {4096 << step for step in range(12) if 4096 << step <= longest} | {work.prompt}
     return [{"prompt": length, **_both(replace(work, prompt=length), machine, groups)} for length in sorted(lengths)]
 
 
-def by_hot_buffer(work: plan.Workload, machine: plan.Machine, groups: int) -> list[dict[str, int]]:
+def by_hot_buffer(work: given.Workload, machine: given.Machine, groups: int) -> list[dict[str, int]]:
     """Requests at once against the hot buffer."""
     page, now = work.hisparse.page_size, work.hisparse.device_buffer_size
     sizes = {work.hisparse.top_k * factor // 2 for factor in (2, 3, 4, 6, 8)} | {now}
@@ -118,11 +118,11 @@ def by_hot_buffer(work: plan.Workload, machine: plan.Machine, groups: int) -> li
     return rows
 
 
-def notes(work: plan.Workload, machine: plan.Machine, fit: plan.Fit, given_ratio: int | None) -> list[str]:
+def notes(work: given.Workload, machine: given.Machine, fit: plan.Fit, given_ratio: int | None) -> list[str]:
     """What a reader must know beside the numbers; `given_ratio` is that of --hisparse-config."""
     server, layout = fit.server, machine.layout
     ratio, buffer = server.hisparse.host_to_device_ratio, server.hisparse.device_buffer_size
-    own, kept = (kind(work, machine, fit.requests) for kind in (plan.own_reserve, plan.reserve))
+    own, kept = (kind(work, machine, fit.requests) for kind in (given.own_reserve, given.reserve))
     reckoned, real = formulas.cell_bytes(server), per_token(server)["device_slot"]
     larger = plan.larger_buffer(work, machine, fit)
     found = {
@@ -134,7 +134,7 @@ def notes(work: plan.Workload, machine: plan.Machine, fit: plan.Fit, given_ratio
         f"{work.model.name} is unknown here: it is taken to lay out its cache as DeepSeek-V3.2 does": (
             work.model.name not in (*COVERED, ModelShape.name)
         ),
-        f"the reserve is {kept / plan.GIB:.1f} GiB, and SGLang itself would keep {own / plan.GIB:.1f} GiB for "
+        f"the reserve is {kept / given.GIB:.1f} GiB, and SGLang itself would keep {own / given.GIB:.1f} GiB for "
         "activations and CUDA graphs: it may run out of memory": kept < own,
         f"SGLang {work.release} takes a device slot for {reckoned} bytes, and it has {real}: without "
         "--max-total-tokens its pools would be larger than what it set aside for them": (
@@ -154,7 +154,7 @@ def notes(work: plan.Workload, machine: plan.Machine, fit: plan.Fit, given_ratio
     return [text for text, holds in found.items() if holds]
 
 
-def _both(work: plan.Workload, machine: plan.Machine, groups: int) -> dict[str, int]:
+def _both(work: given.Workload, machine: given.Machine, groups: int) -> dict[str, int]:
     plain = plan.without_hisparse(work, machine)
     try:
         requests = plan.with_hisparse(work, machine).requests

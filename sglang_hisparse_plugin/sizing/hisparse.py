@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from .amounts import round_up
 from .error import SizingError
 
 MAX_DEVICE_BUFFER = 32768  # slots are int16
@@ -66,7 +67,8 @@ class HiSparse:
         if self.device_buffer_size < self.top_k:
             raise SizingError(
                 f"device_buffer_size {self.device_buffer_size} is less than top_k {self.top_k}: one step may select "
-                f"that many tokens. Give at least {_up(self.top_k, self.page_size)}; {2 * self.top_k} is the default"
+                f"that many tokens. Give at least {round_up(self.top_k, self.page_size)}; {2 * self.top_k} is the "
+                "default"
             )
         if self.device_buffer_size > MAX_DEVICE_BUFFER:
             raise SizingError(
@@ -75,7 +77,7 @@ class HiSparse:
         if self.device_buffer_size % self.page_size:
             raise SizingError(
                 f"device_buffer_size {self.device_buffer_size} is no multiple of the page size {self.page_size}: "
-                f"give {_up(self.device_buffer_size, self.page_size)}"
+                f"give {round_up(self.device_buffer_size, self.page_size)}"
             )
         if self.host_to_device_ratio < 1:
             raise SizingError(f"host_to_device_ratio is {self.host_to_device_ratio}: give a whole number from 1 on")
@@ -109,7 +111,3 @@ class HiSparse:
         config["device_buffer_size"] = self.device_buffer_size
         config["host_to_device_ratio"] = self.host_to_device_ratio
         return json.dumps({**config, **self.others}, separators=(",", ":"))
-
-
-def _up(number: int, unit: int) -> int:
-    return -(-number // unit) * unit

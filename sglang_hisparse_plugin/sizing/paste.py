@@ -5,7 +5,8 @@ from __future__ import annotations
 import shlex
 
 from . import headroom
-from .plan import Fit, Machine, Workload, mem_fraction
+from .given import Machine, Workload, mem_fraction
+from .plan import Fit
 
 
 def flags(work: Workload, machine: Machine, fit: Fit) -> list[str]:

@@ -4,75 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
-from . import formulas, headroom
-from .layout import Layout
-from .shapes import HiSparse, ModelShape, Server, SizingError, version
+from . import formulas
+from .amounts import round_up
+from .given import GIB, MOST_FRACTION, Machine, Workload, device_budget, mem_fraction, own_reserve, reserve
+from .shapes import Server, SizingError, version
 
-GIB = 1 << 30
 #: What SGLang holds back when it admits a prompt (schedule_policy.py, PrefillAdder): the new request's output, at most
 #: CLIP tokens, and this share of what running requests may still write (the ratio it decays to: 0.7 x 0.14).
 CLIP, NEW_TOKEN_RATIO = 4096, 0.098
-#: Requests of one rank that SGLang goes to by itself at most (resolve_max_num_reqs).
-MOST_REQUESTS = 4096
 #: Of host_to_device_ratio that is tried: what the smallest hot buffers need for a context of a million tokens.
 MOST_RATIO = 512
-#: Of --mem-fraction-static, in thousandths; the rest of a GPU is less than a CUDA context and its graphs take.
-MOST_FRACTION = 990
-
-
-@dataclass(frozen=True)
-class Machine:
-    """Memory of one rank; bytes."""
-
-    gpu: int
-    weights: int
-    """Of one GPU."""
-    reserve: int | None
-    """Kept free on the GPU for activations and CUDA graphs; None for what SGLang itself keeps."""
-    host: int
-    """Of the node."""
-    host_reserve: int
-    """Kept free on the node; SGLang itself insists on 10 GiB."""
-    layout: Layout = field(default_factory=Layout)
-
-    @property
-    def host_budget(self) -> int:
-        return (self.host - self.host_reserve) // self.layout.ranks_per_node
-
-
-@dataclass(frozen=True)
-class Workload:
-    """What is served."""
-
-    release: str
-    model: ModelShape
-    hisparse: HiSparse
-    """Its ratio is not taken: it is worked out."""
-    kv_dtype: str
-    prompt: int
-    output: int
-    draft_tokens: int = 0
-    most_requests: int = MOST_REQUESTS
-
-    @property
-    def total(self) -> int:
-        """Tokens of a request at its end, in whole pages."""
-        page = self.hisparse.page_size
-        return _up(self.prompt + self.output + self.draft_tokens, page)
-
-    def server(self, device_tokens: int, ratio: int, requests: int) -> Server:
-        return Server(
-            release=self.release,
-            model=self.model,
-            hisparse=replace(self.hisparse, host_to_device_ratio=ratio),
-            kv_dtype=self.kv_dtype,
-            device_tokens=device_tokens,
-            requests=requests,
-            context=self.prompt + self.output,
-            draft_tokens=self.draft_tokens,
-        )
 
 
 @dataclass(frozen=True)
@@ -87,41 +30,6 @@ class Fit:
     limit: str
 
 
-# --- what there is ---
-
-
-def own_reserve(work: Workload, machine: Machine, requests: int) -> int:
-    """Bytes that SGLang itself keeps free for activations and CUDA graphs of so many requests on a rank."""
-    layout = machine.layout
-    return headroom.reserve(
-        machine.gpu,
-        version(work.release),
-        tp=layout.tp,
-        dp_attention=layout.attention_dp,
-        requests=requests,
-        drafts=bool(work.draft_tokens),
-    )
-
-
-def reserve(work: Workload, machine: Machine, requests: int) -> int:
-    """Bytes kept free on the GPU: as given, or SGLang's own."""
-    return own_reserve(work, machine, requests) if machine.reserve is None else machine.reserve
-
-
-def mem_fraction(work: Workload, machine: Machine, requests: int) -> int:
-    """--mem-fraction-static in thousandths: all but the reserve, rounded down.
-
-    SGLang takes (free after the weights) - (free before) x (1 - fraction) for the pools, divided by `cell_bytes`. What
-    it builds is never less than `cell_bytes` reckons, so a plan within `device_budget` gets its slots.
-    """
-    return max(0, (machine.gpu - reserve(work, machine, requests)) * 1000 // machine.gpu)
-
-
-def device_budget(work: Workload, machine: Machine, requests: int) -> int:
-    """Bytes for pools and tables."""
-    return machine.gpu * mem_fraction(work, machine, requests) // 1000 - machine.weights
-
-
 # --- what it takes ---
 
 
@@ -134,8 +42,8 @@ def slots_needed(work: Workload, requests: int) -> int:
     """Device slots for `requests` hot buffers, the last of which is being prefilled, as SGLang admits it."""
     page, growth = work.hisparse.page_size, min(work.output, CLIP)
     one = work.hisparse.padded_buffer + formulas.scratch_slots(work.server(0, 1, requests))
-    admission = _up(work.prompt, page) + growth + page + math.ceil((requests - 1) * NEW_TOKEN_RATIO * growth)
-    return _up((requests - 1) * one + max(admission, one + page), page)
+    admission = round_up(work.prompt, page) + growth + page + math.ceil((requests - 1) * NEW_TOKEN_RATIO * growth)
+    return round_up((requests - 1) * one + max(admission, one + page), page)
 
 
 def servers(work: Workload, requests: int) -> Iterator[Server]:
@@ -196,7 +104,7 @@ def without_hisparse(work: Workload, machine: Machine) -> Fit | None:
 
     def server(requests: int) -> Server:
         growth = math.ceil(requests * NEW_TOKEN_RATIO * min(work.output, CLIP))
-        return work.server(requests * work.total + _up(growth, work.hisparse.page_size), 1, requests)
+        return work.server(requests * work.total + round_up(growth, work.hisparse.page_size), 1, requests)
 
     def size(requests: int) -> int:
         plain = server(requests)
@@ -304,10 +212,6 @@ def _most(fits: Callable[[int], bool], limit: int) -> int:
         middle = (low + high + 1) // 2
         low, high = (middle, high) if fits(middle) else (low, middle - 1)
     return low
-
-
-def _up(number: int, unit: int) -> int:
-    return -(-number // unit) * unit
 
 
 def _gib(size: int, up: bool = False) -> str:

@@ -28,3 +28,15 @@ BUILT = {
     "wider": Case(ModelShape(layers=2, index_topk=512), HiSparse(512, 2048, 5), "bfloat16", 2112, 3, 9001),
     "speculating": Case(SHARING, HiSparse(1024, 1088, 2), "fp8_e4m3", 3200, 6, 3000, draft_tokens=3),
 }
+#: DeepSeek-V3.2's, as far as sizes go.
+CONFIG = {
+    "architectures": ["DeepseekV32ForCausalLM"],
+    "num_hidden_layers": 61,
+    "num_attention_heads": 128,
+    "kv_lora_rank": 512,
+    "qk_rope_head_dim": 64,
+    "index_head_dim": 128,
+    "index_topk": 2048,
+    "max_position_embeddings": 163840,
+    "num_nextn_predict_layers": 1,
+}

@@ -12,7 +12,7 @@ import pytest
 from lifecycle import server as lifecycle
 
 from sglang_hisparse_plugin.demo import cpu, releases
-from sglang_hisparse_plugin.sizing import plan
+from sglang_hisparse_plugin.sizing import given, plan
 from sglang_hisparse_plugin.sizing.shapes import HiSparse, ModelShape
 
 TESTS = Path(__file__).parents[1]
@@ -21,7 +21,7 @@ PROMPT, OUTPUT, PLANNED, SUBMITTED = 500, 60, 10, 14
 
 def crowd(release: str, fewer_slots: int = 0) -> dict[str, int]:
     """What `crowd` saw with a plan for PLANNED requests, or with some device slots less."""
-    work = plan.Workload(
+    work = given.Workload(
         release, ModelShape.from_config(lifecycle.MODEL), HiSparse(64, 128), "bfloat16", PROMPT, OUTPUT
     )
     planned = plan.smallest(work, PLANNED)

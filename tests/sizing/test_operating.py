@@ -10,6 +10,8 @@ import pytest
 
 from sglang_hisparse_plugin.cli import main
 
+from .cases import CONFIG
+
 TEXT = (Path(__file__).parents[2] / "docs" / "operating.md").read_text("utf-8")
 NODE = ["--gpu-mem=139", "--weights=690GB", "--tp=8", "--release=0.5.23", "--host-mem=2TB"]
 DP = ["--dp=8", "--dp-attention"]
@@ -22,17 +24,6 @@ ROWS = {
     "128Ki, 1 TB host | fp8": [*DP, "--host-mem=1TB"],
     "128Ki, 4 draft tokens | fp8": [*DP, "--draft-tokens=4"],
     "128Ki, TP without DP attention | fp8": [],
-}
-CONFIG = {
-    "architectures": ["DeepseekV32ForCausalLM"],
-    "num_hidden_layers": 61,
-    "kv_lora_rank": 512,
-    "qk_rope_head_dim": 64,
-    "index_head_dim": 128,
-    "index_topk": 2048,
-    "max_position_embeddings": 163840,
-    "num_nextn_predict_layers": 1,
-    "num_attention_heads": 128,
 }
 
 

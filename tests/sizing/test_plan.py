@@ -11,23 +11,16 @@ from pathlib import Path
 import pytest
 
 from sglang_hisparse_plugin.cli import main
-from sglang_hisparse_plugin.sizing import estimate, formulas, plan
+from sglang_hisparse_plugin.sizing import estimate, formulas, given, plan
 from sglang_hisparse_plugin.sizing.layout import Layout
 from sglang_hisparse_plugin.sizing.shapes import HiSparse, ModelShape, Server, SizingError
 
+from .cases import CONFIG
+
 GIB = 1 << 30
 MODEL = ModelShape(layers=61, draft_layers=1)
-MACHINE = plan.Machine(139 * GIB, 80 * GIB, 12 * GIB, 2000 * GIB, 64 * GIB, Layout(8, 8, True))
-WORK = plan.Workload("0.5.23", MODEL, HiSparse(), "fp8_e4m3", 65536, 2048)
-CONFIG = {
-    "architectures": ["DeepseekV32ForCausalLM"],
-    "num_hidden_layers": 61,
-    "kv_lora_rank": 512,
-    "qk_rope_head_dim": 64,
-    "index_head_dim": 128,
-    "index_topk": 2048,
-    "max_position_embeddings": 163840,
-}
+MACHINE = given.Machine(139 * GIB, 80 * GIB, 12 * GIB, 2000 * GIB, 64 * GIB, Layout(8, 8, True))
+WORK = given.Workload("0.5.23", MODEL, HiSparse(), "fp8_e4m3", 65536, 2048)
 SIZES = [
     "--gpu-mem=139",
     "--reserve=12",
@@ -45,7 +38,7 @@ def test_rows_of_deepseek() -> None:
 
 def test_worked_by_hand() -> None:
     """Ten requests of 640 tokens each, in pages of 64, hot buffer 128; bfloat16 rows of two layers."""
-    work = plan.Workload("0.5.12", ModelShape(2, index_topk=64), HiSparse(64, 128), "bfloat16", 600, 40)
+    work = given.Workload("0.5.12", ModelShape(2, index_topk=64), HiSparse(64, 128), "bfloat16", 600, 40)
     # Nine hot buffers of 192; a prompt of 640 that is admitted with 40 of output, a page and 9 x 40 x 0.098.
     assert plan.slots_needed(work, 10) == 2560  # 9 * 192 + 640 + 40 + 64 + 36 = 2508, in whole pages
     server = plan.smallest(work, 10)
@@ -68,7 +61,7 @@ def test_it_fits_and_one_more_would_not(release: str, kv_dtype: str, prompt: int
             plan.with_hisparse(work, MACHINE)
         return
     fit = plan.with_hisparse(work, MACHINE)
-    budget = plan.device_budget(work, MACHINE, fit.requests)
+    budget = given.device_budget(work, MACHINE, fit.requests)
     assert fit.device_bytes <= budget <= 47 * GIB and fit.host_bytes <= MACHINE.host_budget
     assert fit.server.device_tokens >= plan.slots_needed(work, fit.requests)
     assert fit.server.logical_tokens >= fit.requests * work.total
@@ -89,7 +82,7 @@ def test_the_fraction_gives_sglang_the_slots(release: str) -> None:
     """By SGLang's own division (profile_max_num_token), with the fraction as it is pasted."""
     work = replace(WORK, release=release)
     fit = plan.with_hisparse(work, MACHINE)
-    free, fraction = MACHINE.gpu - MACHINE.weights, plan.mem_fraction(work, MACHINE, fit.requests) / 1000
+    free, fraction = MACHINE.gpu - MACHINE.weights, given.mem_fraction(work, MACHINE, fit.requests) / 1000
     assert fraction == 0.913  # 127 of 139 GiB, rounded down
     profiled = int(free - MACHINE.gpu * (1 - fraction)) // formulas.cell_bytes(fit.server)
     assert fit.server.device_tokens <= profiled
