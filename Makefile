@@ -11,6 +11,7 @@ help:
 	@echo "make observe   metrics and explorer on the real servers of three releases; ten minutes"
 	@echo "make load   SECONDS=120 RELEASE=0.5.12: clients that stream, abort and disconnect against the real server on this CPU"
 	@echo "make fuzz   SECONDS=60 RELEASE='0.5.12 0.5.23' SEED=0: any sequence of events on the real scheduler; all releases if none is named"
+	@echo "make speculative   SGLang's own speculation on the real server of 0.5.23, by both ways to swap in; four minutes"
 	@echo "make lint   ruff and mypy alone"
 
 demo: $(READY)
@@ -27,6 +28,9 @@ load: $(READY)
 
 fuzz: $(READY)
 	PYTHONPATH=tests $(BIN)/python -m lifecycle.fuzz $(if $(RELEASE),--release $(RELEASE)) --seconds $(or $(SECONDS),60) --seed $(or $(SEED),0) $(ARGS)
+
+speculative: $(READY)
+	OWN_DRAFT_TOKENS=2,3 $(BIN)/python -m pytest tests/e2e/test_speculative.py -k own_way $(ARGS)
 
 lint: $(READY)
 	$(BIN)/ruff check .
