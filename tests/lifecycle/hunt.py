@@ -4,7 +4,7 @@
 
 JOB is a JSON list of schedulers, each in a fork of its own: "variant" ("plugin" or "off"), "mode", "hunts" and
 "scripts" to play. A hunt has "sequences" or "seconds", "steps", "seed", and if wanted "collect" (nothing fails;
-everything found is counted by kind), "planted" and "shrink" (false: a failure stays as it was found).
+everything found is counted by kind), "planted", "roomy" and "shrink" (false: a failure stays as it was found).
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def _part(release: str, part: dict) -> dict:
 def _hunt(scheduler, release: str, where: str, wanted: dict) -> dict:
     from .machine import Hunt
 
-    hunt = Hunt(scheduler, planted=wanted.get("planted", ""))
+    hunt = Hunt(scheduler, planted=wanted.get("planted", ""), roomy=wanted.get("roomy", False))
     hunt.classify = kind if wanted.get("collect") else lambda evidence: classify(release, evidence)
     start, batch = time.monotonic(), 0
     while not hunt.failure and (left := _left(wanted, hunt, time.monotonic() - start)):

@@ -5,8 +5,6 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from .register import RELEASES
-
 
 @dataclass(frozen=True)
 class Known:
@@ -20,20 +18,7 @@ class Known:
     reason: str
 
 
-KNOWN: tuple[Known, ...] = (
-    Known(
-        "host-exhausted",
-        r"host mem pool alloc failed|in alloc_device_buffer|alloc_device_buffer returned None|device buffer",
-        RELEASES,
-        "admission does not count host rows; no overlay yet",
-    ),
-    Known(
-        "length-limit",
-        r"never ends: .*too small",
-        RELEASES,
-        "accepted, though it can never be scheduled; no overlay yet",
-    ),
-)
+KNOWN: tuple[Known, ...] = ()
 
 PLANTED = {"freed-twice": "host rows in two hands", "corrupted-row": "are wrong"}
 """Evidence of each planted bug."""

@@ -32,6 +32,8 @@ class Hunt:
     scheduler: object
     planted: str = ""
     """A bug that is planted somewhere in each sequence, and must be found: the control."""
+    roomy: bool = False
+    """All pools as large as they can be, so that what is found is not always their exhaustion."""
     classify: Callable[[str], str | None] = lambda evidence: None
     """The name under which evidence is known; None fails the machine."""
     sequences: int = 0
@@ -87,6 +89,8 @@ class Machine(RuleBasedStateMachine):
         priorities=st.booleans(),
     )
     def start(self, device: int, more: int, host: int, slots: int, priorities: bool) -> None:
+        if self.hunt.roomy:
+            device, more, host = 16, 16, 32
         self.play(f"pools logical={device + more} device={device} host={host * 64} slots={slots}")
         self.priorities = priorities
         if priorities:
@@ -137,7 +141,7 @@ class Machine(RuleBasedStateMachine):
         self.holding = False
         self.play("release" if oldest is None else f"release {oldest}")
 
-    @precondition(lambda self: not self.over and self.rids and not self.squeezed)
+    @precondition(lambda self: not self.over and self.rids and not self.squeezed and not self.hunt.roomy)
     @rule(pool=st.sampled_from(["logical", "logical", "device", "host"]), keep=st.integers(1, 3))
     def squeeze(self, pool: str, keep: int) -> None:
         self.squeezed = True
