@@ -58,6 +58,8 @@ DEFECTS: dict[str, tuple[tuple[tuple[str, ...], str], ...]] = {
     "device-full-for-nothing": ((OLD, "retract_req (hisparse_coordinator.py"), (ALL, "though it needed nothing")),
     "mixed-chunks": ((_span("0.5.10", "0.5.20"), "> merge_batch (schedule_batch.py"),),
     "abort-waiting-transferred": ((_span("0.5.12", "0.5.20"), HOST_LEAK),),
+    "pause-transferred": ((_span("0.5.10", "0.5.15"), "> get_cpu_copy ("),),
+    "retract-transferred": ((ALL, "> get_cpu_copy ("),),
     "abort-staged": ((ALL, DECODED),),
     "abort-transferred": ((ALL, DECODED),),
     "abort-everything": ((ALL, "gone ended as [], not as aborted once"),),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import sys
 
 from .pools import slot_of
@@ -46,6 +47,20 @@ def retract_transferred(w: World) -> None:
     w.expect_at_rest()
 
 
+@scenario
+def pause_transferred(w: World) -> None:
+    """A pause that retracts on a decode worker: all are given up or handed to a prefill worker."""
+    w.submit("a", prompt=110, output=24)
+    w.submit("b", prompt=300, output=12)
+    w.run_until(lambda: decoded(w, 5, "a", "b"))
+    _as_decode_worker(w)
+    pause = importlib.import_module("sglang.srt.managers.io_struct").PauseGenerationReqInput
+    w.scheduler.pause_generation(pause(mode="retract"))
+    for req in w.requests.values():
+        _check_given_up(w, req)
+    w.expect_at_rest()
+
+
 def _check_given_up(w: World, req) -> None:
     """The request holds nothing, and either was answered once, with 503, or is on its way to a prefill worker."""
     w.expect(slot_of(req) is None, f"{req.rid} still has a slot")
@@ -62,16 +77,20 @@ def _as_decode_worker(w: World) -> None:
     decode = importlib.import_module("sglang.srt.disaggregation.decode")
     modes = importlib.import_module("sglang.srt.disaggregation.utils").DisaggregationMode
     w.scheduler.disaggregation_mode = modes.DECODE
-    object.__setattr__(w.scheduler.server_args, "disaggregation_mode", "decode")
     batch = sys.modules["sglang.srt.managers.schedule_batch"]
-    if hasattr(batch, "get_disagg"):  # from 0.5.18
+    if "server_args" in inspect.signature(batch.ScheduleBatch.release_req).parameters:  # to 0.5.18
+        object.__setattr__(w.scheduler.server_args, "disaggregation_mode", "decode")
+    else:
         settings = Settings(batch.get_disagg(), disaggregation_mode="decode")
         batch.get_disagg = lambda: settings
+    w.scheduler.req_to_token_pool.pre_alloc_size = 0
     queue = object.__new__(decode.DecodePreallocQueue)
     queue.token_to_kv_pool_allocator = w.scheduler.token_to_kv_pool_allocator
     queue.queue, queue.retracted_queue = [], []
     queue._check_if_req_exceed_kv_capacity = lambda _req: True
+    queue.held_rebootstrap_reqs = []
     w.scheduler.disagg_decode_prealloc_queue = queue
+    w.scheduler.disagg_decode_transfer_queue.has_pending_deferred_releases = lambda: False
 
 
 class Settings:

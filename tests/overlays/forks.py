@@ -243,6 +243,7 @@ FORKS = (
         "give_up(req)",
         "none",
     ),
+    Fork("pd-retract", "another copy", OLD, BATCH, METHOD, "req.offload_kv_cache(", "req.save_kv(", "0"),
     # a fix that only looks like one
     Fork(
         "pause-staged",

@@ -15,6 +15,7 @@ VERDICTS = {
     "pause-staged     ": "- D D D D D D D D D",
     "staging-abort    ": "- D D D D D D D D D",
     "waiting-abort    ": "- F F F D D D D D F",
+    "pd-retract       ": "- D D D D D D D D D",
     "quick-finish     ": "- D D F F F F F F F",
     "checksum-drop    ": "- - - - - - - - - D",
     "chunked-abort    ": "- - - - - - - - - D",
