@@ -28,7 +28,8 @@ def start():
     """A scheduler whose hot buffer is as large as what four draft tokens select."""
     server.MODEL["index_topk"] = TOP_K
     config = f'{{"top_k": {TOP_K}, "device_buffer_size": {HOT_BUFFER}, "host_to_device_ratio": 2}}'
-    return server.start("--disable-overlap-schedule", "--hisparse-config", config)
+    whole = ("--chunked-prefill-size", "-1")  # several that come back together are one prefill, not parts of it
+    return server.start("--disable-overlap-schedule", *whole, "--hisparse-config", config)
 
 
 @dataclass
