@@ -218,6 +218,11 @@ def act(finish_event: Any, req: Any) -> Any:
     return importlib.import_module(COORDINATOR).HiSparseAct(finish_event, finish_event, req)
 
 
+def prefills(worker: Any) -> bool:
+    """Whether a worker computes prompts; a decode instance of PD disaggregation gets them with their KV."""
+    return bool(worker.model_runner.server_args.disaggregation_mode != "decode")
+
+
 def speculates(coordinator: Any) -> bool:
     """Whether draft tokens are verified, by SGLang (from 0.5.22) or by this package."""
     native = getattr(coordinator, "spec_swap", None)

@@ -10,7 +10,14 @@ CONTROL = {"corrupted-row": "attention read wrong rows"}
 ONLY_IN = {"checksum-mismatch": ("0.5.23",), "chunked-abort": ("0.5.23",), "mixed-chunks": RELEASES[:-1]}
 """Scenarios about things that only these releases have."""
 
-NO_DIFF = ("host-full-at-staging", "device-full-after-staging", "host-small", "never-fits", "long-answer")
+NO_DIFF = (
+    "host-full-at-staging",
+    "device-full-after-staging",
+    "host-small",
+    "never-fits",
+    "long-answer",
+    "long-request",
+)
 """Scenarios whose defect no diff in patches/ repairs: the patched source shows it as the unchanged one does."""
 
 UNSERVED = ("0.5.13",)
@@ -55,6 +62,7 @@ DEFECTS: dict[str, tuple[tuple[tuple[str, ...], str], ...]] = {
     "host-small": ((ALL, "host mem pool alloc failed"),),
     "never-fits": ((ALL, "host mem pool alloc failed"),),
     "long-answer": ((ALL, "what was waited for did not come"),),
+    "long-request": ((_span("0.5.10", "0.5.20"), "the answer was cut off"), (ALL, "what was waited for did not come")),
     "device-full-for-nothing": ((OLD, "retract_req (hisparse_coordinator.py"), (ALL, "though it needed nothing")),
     "mixed-chunks": ((_span("0.5.10", "0.5.20"), "> merge_batch (schedule_batch.py"),),
     "abort-waiting-transferred": ((_span("0.5.12", "0.5.20"), HOST_LEAK),),

@@ -150,6 +150,15 @@ def long_answer(w: World) -> None:
     finish(w)
 
 
+@scenario
+def long_request(w: World) -> None:
+    """Taken in as from a client: prompt and answer are longer than the device pool, and nothing is cut off."""
+    w.arrive("long", prompt=600, output=500)
+    w.run_until(lambda: w.ends("long"), limit=600)
+    w.expect(len(w.requests["long"].output_ids) == 500, "the answer was cut off")
+    finish(w)
+
+
 # --- parts of stories ---
 
 
