@@ -18,13 +18,32 @@ class Known:
     reason: str
 
 
-KNOWN: tuple[Known, ...] = ()
+KNOWN: tuple[Known, ...] = (
+    Known(
+        "prefill-estimate",
+        r"Prefill out of memory",
+        ("0.5.10", "0.5.10.post1"),
+        "alloc_extend wants a free page more for each prompt than it takes, which admission does not know",
+    ),
+)
 
 PLANTED = {"freed-twice": "host rows in two hands", "corrupted-row": "are wrong"}
 """Evidence of each planted bug."""
 
-UNCHANGED: dict[str, tuple[str, ...]] = {}
-"""Kinds of evidence that each release shows without the plugin."""
+LEAK, ABORT, SLOTS = "host rows in no hand", "goes on after its abort", "alloc_req_slots runs out of memory"
+TWICE = "logical pages in two hands"
+UNCHANGED: dict[str, tuple[str, ...]] = {
+    "0.5.10": (LEAK, SLOTS, TWICE),
+    "0.5.10.post1": (LEAK, SLOTS, TWICE),
+    "0.5.11": (LEAK, SLOTS),
+    "0.5.12": (LEAK, ABORT),
+    "0.5.13": ("Error",),
+    "0.5.15": (LEAK, ABORT),
+    "0.5.18": (ABORT,),
+    "0.5.20": (ABORT,),
+    "0.5.23": (ABORT,),
+}
+"""Kinds of evidence that each release shows without the plugin, on pools as large as they can be."""
 
 
 def classify(release: str, evidence: str) -> str | None:

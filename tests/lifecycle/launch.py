@@ -38,6 +38,7 @@ def hunt(release: str, job: list[dict], timeout: float, say: Callable[[str], Non
         environment = cpu.environment(sglang) | server.environment(sglang)
         environment["PYTHONPATH"] += f":{HERE.parents[1]}:{HERE.parent}"
         environment["TMPDIR"] = scratch
+        environment["SGLANG_HISPARSE_PLUGIN"] = "off"  # until `hunt` registers it: or a `.pth` file would, on 0.5.10
         command = [sys.executable, "-m", f"{__package__}.hunt", release, json.dumps(job)]
         with subprocess.Popen(
             command, env=environment, stdout=out, stderr=subprocess.PIPE, text=True, start_new_session=True
