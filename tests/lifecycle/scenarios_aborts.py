@@ -115,4 +115,5 @@ def _slow_transfers(w: World) -> list[Callable[[], object]]:
         return wait()
 
     w.coordinator.admit_request_into_staging, stream.synchronize = admitted, waited
+    w.pools.check_staged = lambda _req: ()  # nothing is there yet
     return todo
