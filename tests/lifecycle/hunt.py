@@ -23,7 +23,7 @@ from .process import MODES, _forked, _register
 if TYPE_CHECKING:
     from .machine import Hunt
 
-BATCH = 100
+BATCH = 40
 """Sequences of one seed; the next batch has the next."""
 
 
@@ -44,6 +44,7 @@ def _part(release: str, part: dict) -> dict:
     gc.collect()
     gc.freeze()  # or each fork would copy every page by counting references
     where = f"{release} {part['variant']} {part['mode']}"
+    print(f"fuzz: {where}: started", file=sys.stderr, flush=True)
     return {
         "variant": part["variant"],
         "mode": part["mode"],

@@ -37,7 +37,7 @@ UNCHANGED: dict[str, tuple[str, ...]] = {
     "0.5.10.post1": (LEAK, SLOTS, TWICE),
     "0.5.11": (LEAK, SLOTS),
     "0.5.12": (LEAK, ABORT),
-    "0.5.13": ("Error",),
+    "0.5.13": ("Error in _eager_backup_previous_token", LEAK),
     "0.5.15": (LEAK, ABORT),
     "0.5.18": (ABORT,),
     "0.5.20": (ABORT,),
