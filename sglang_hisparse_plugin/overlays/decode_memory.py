@@ -58,8 +58,10 @@ def update_running_batch(original: Any, scheduler: Any, batch: Any) -> Any:
     c = scheduler.hisparse_coordinator
     if c is not None and batch.hisparse_coordinator is not None:
         going_on = [i for i, req in enumerate(batch.reqs) if not req.finished()]
-        while c.ack_staging_queue and not batch.check_decode_mem(going_on):
-            upstream.retract(scheduler, [c.ack_staging_queue[-1].req])
+        for act in reversed(list(c.ack_staging_queue)):
+            if batch.check_decode_mem(going_on):
+                break
+            upstream.retract(scheduler, [act.req])
         batch.hisparse_prefill = upstream.prefill_in_flight(scheduler)
     return original(scheduler, batch)
 
