@@ -62,8 +62,8 @@ def test_verify_reports_a_broken_patch(edited: Source, source: Source, capsys: p
 def test_verify_on_another_release_names_the_drift(source: Source, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["patch", "verify", "--release", OLD, "--sglang-path", str(source("0.5.12"))]) == 1
     out = capsys.readouterr().out
-    assert "finish-unbuffered: sglang/srt/managers/hisparse_coordinator.py:" in out
-    assert "the series is finish-unbuffered" in out
+    assert "tp-ready: sglang/srt/managers/hisparse_coordinator.py:" in out
+    assert "the series is tp-ready" in out
 
 
 def test_the_command_that_export_prints_patches_a_tree(
@@ -95,12 +95,11 @@ def test_export_from_a_fork_names_the_drift_and_the_remedy(
 ) -> None:
     tree = copied(OLD)
     file = tree / "sglang/srt/managers/hisparse_coordinator.py"
-    file.write_text(
-        file.read_text().replace("            allocated_locs\n        ] = 0\n", "            ours\n        ] = 0\n")
-    )
+    theirs, ours = "if len(self.ack_staging_queue) == 0:", "if not self.ack_staging_queue:"
+    file.write_text(file.read_text().replace(theirs, ours))
     assert main(["patch", "export", "--sglang-path", str(tree), "-o", str(tmp_path / "out")]) == 1
     error = capsys.readouterr().err
-    assert "hisparse_coordinator.py:582: expected '            allocated_locs\\n', found '            ours\\n'" in error
+    assert f"hisparse_coordinator.py:253: expected '        {theirs}\\n', found '        {ours}\\n'" in error
     assert "git apply --3way" in error
     assert not (tmp_path / "out").exists()
 
