@@ -60,7 +60,11 @@ def run(options: argparse.Namespace) -> int:
         report = _explore(options, console)
     except ImportError as error:
         return _failed(f"{error}; install numpy, which every SGLang has", options.json)
-    except (OSError, ValueError) as error:
+    except OSError as error:
+        why = f"{error.filename}: {error.strerror}" if error.filename else str(error)
+        remedy = "; name trace files, such as DIR/trace-*.hisparse, or record one with --record DIR"
+        return _failed(why + (remedy if error.filename else ""), options.json)
+    except ValueError as error:
         return _failed(str(error), options.json)
     if options.json:
         print(json.dumps(report, indent=1))

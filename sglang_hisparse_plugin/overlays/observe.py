@@ -13,26 +13,27 @@ from .probing import existing, expect_hookable, expect_plain, probe
 
 COORDINATOR = "HiSparseCoordinator"
 METHODS = ("retract_req", "request_finished")
-SCHEDULER_METHODS = ("abort_request", "_abort_on_queued_limit")
+SCHEDULER_METHODS = ("abort_request", "_abort_on_queued_limit", "process_batch_result")
 
 
 def _functions(tree: SourceTree) -> tuple[FunctionSource, ...]:
     """What is hooked, in the order of the hooks."""
     init = existing(upstream.coordinator_method(tree, "__init__"), f"{COORDINATOR}.__init__")
     methods = [existing(upstream.coordinator_method(tree, name), f"{COORDINATOR}.{name}") for name in METHODS]
-    abort, queue = (existing(upstream.scheduler_method(tree, name), f"Scheduler.{name}") for name in SCHEDULER_METHODS)
+    scheduler = [existing(upstream.scheduler_method(tree, name), f"Scheduler.{name}") for name in SCHEDULER_METHODS]
     refuse = existing(tree.function(upstream.BATCH, "Req.set_finish_with_abort"), "Req.set_finish_with_abort")
-    return init, *methods, abort, queue, refuse
+    return init, *methods, *scheduler, refuse
 
 
 @probe
 def judge(tree: SourceTree) -> Verdict:
-    init, retract, finished, abort, queue, refuse = _functions(tree)
+    init, retract, finished, abort, queue, result, refuse = _functions(tree)
     expect_plain(init)
     for method in (retract, finished):
         expect_hookable(method, "self", "req")
     for method in (abort, queue):
         expect_hookable(method, "self", "recv_req")
+    expect_hookable(result, "self", "batch", "result")
     expect_hookable(refuse, "self", "error_msg", more=True)
     return Defective("SGLang counts nothing that HiSparse does")
 
@@ -54,9 +55,7 @@ def request_finished(original: Any, coordinator: Any, req: Any) -> Any:
     """Count a request that ends by an abort."""
     if (slot := upstream.slot(req)) is not None:
         start.forget(slot)
-    reason = upstream.abort_reason(req)
-    if reason is not None and not getattr(req, REFUSED, False):
-        events.count(metrics.ABORTS, reason)
+    _count_abort(req)
     return original(coordinator, req)
 
 
@@ -79,21 +78,39 @@ def abort_on_queued_limit(original: Any, scheduler: Any, recv_req: Any) -> Any:
     """Count a request that a full queue turns away: the new one, or one that waits and matters less."""
     waiting = len(scheduler.waiting_queue)
     turned_away = original(scheduler, recv_req)
-    if scheduler.hisparse_coordinator is not None and not (turned_away and getattr(recv_req, REFUSED, False)):
+    if scheduler.hisparse_coordinator is not None and not (turned_away and getattr(recv_req, COUNTED, False)):
         events.count(metrics.REFUSED, metrics.QUEUE_FULL, int(turned_away) or waiting - len(scheduler.waiting_queue))
     return turned_away
+
+
+def process_batch_result(original: Any, scheduler: Any, batch: Any, result: Any) -> Any:
+    """Count requests that were aborted while their prompt was computed: to 0.5.21 no coordinator is told of them."""
+    done = original(scheduler, batch, result)
+    if scheduler.hisparse_coordinator is not None and batch.forward_mode.is_extend():
+        for req in batch.reqs:
+            if req.finished():
+                _count_abort(req)
+    return done
+
+
+def _count_abort(req: Any) -> None:
+    """Count a request that was aborted, unless it was counted before, as that or as refused."""
+    reason = upstream.abort_reason(req)
+    if reason is not None and not getattr(req, COUNTED, False):
+        setattr(req, COUNTED, True)
+        events.count(metrics.ABORTS, reason)
 
 
 def set_finish_with_abort(original: Any, req: Any, error_msg: str, *args: Any, **kwargs: Any) -> Any:
     """Count a request that is answered with an error before it ran. Its later end is no second one."""
     result = original(req, error_msg, *args, **kwargs)
-    if not getattr(req, REFUSED, False):
-        setattr(req, REFUSED, True)
+    if not getattr(req, COUNTED, False):
+        setattr(req, COUNTED, True)
         events.count(metrics.REFUSED, upstream.abort_reason(req) or "other")
     return result
 
 
-REFUSED = "hisparse_refused"  #: attribute of a request that was counted as refused
+COUNTED = "hisparse_counted"  #: attribute of a request that was counted as refused or aborted
 
 _SHIMS: tuple[Around, ...] = (
     init,
@@ -101,6 +118,7 @@ _SHIMS: tuple[Around, ...] = (
     request_finished,
     abort_request,
     abort_on_queued_limit,
+    process_batch_result,
     set_finish_with_abort,
 )
 

@@ -92,6 +92,7 @@ SLIPS = [
     (OLD, "slot-count", "or self.enable_hisparse:", "or self.enable_hicache:"),
     (OLD, "idle-staging", "has_ongoing_staging()", "has_ongoing_stagings()"),
     (OLD, "mixed-chunk", "and not self.enable_hisparse", "and self.enable_hisparse"),
+    (OLD, "prefill-estimate", "prefix_lens=prefix_lens_cpu", "prefix_lens=seq_lens_cpu"),
     (OLD, "decode-memory", "coordinator.pools_without_room(", "coordinator.pools_with_room("),
     ("0.5.23", "tp-ready", "self.tp_world_size == 1 and", "self.tp_world_size > 1 and"),
     ("0.5.23", "pp-layer", "layer_id -= self", "layer_id += self"),
@@ -146,7 +147,7 @@ def test_a_wrong_order_is_caught(edited: Source, source: Source) -> None:
     names = (folder / "series").read_text().splitlines()
     (folder / "series").write_text("\n".join([names[0], names[2], names[1], *names[3:]]) + "\n")
     refit(folder, source(OLD))
-    [line] = proof.mismatches(series.read(folder), OVERLAYS, source(OLD))
+    line = proof.mismatches(series.read(folder), OVERLAYS, source(OLD))[0]
     assert line.startswith("the series is tp-ready, finish-unbuffered, pp-layer")
 
 

@@ -271,7 +271,7 @@ class Scheduler:
     [
         (SimpleNamespace(priority=0), 1),
         (SimpleNamespace(priority=2), 1),  # the one that waited goes
-        (SimpleNamespace(priority=0, hisparse_refused=True), 0),  # counted when fault was found with it
+        (SimpleNamespace(priority=0, hisparse_counted=True), 0),  # counted when fault was found with it
     ],
 )
 def test_who_is_turned_away_by_a_full_queue_is_counted_once(req: SimpleNamespace, counted: int) -> None:
@@ -282,6 +282,29 @@ def test_who_is_turned_away_by_a_full_queue_is_counted_once(req: SimpleNamespace
     scheduler.hisparse_coordinator = None
     observed.abort_on_queued_limit(Scheduler._abort_on_queued_limit, scheduler, req)
     assert events.read().get((metrics.REFUSED, "queue_full"), 0) == counted
+
+
+@pytest.mark.parametrize("told", [False, True])
+def test_an_abort_in_prefill_is_counted_once(told: bool) -> None:
+    """From 0.5.22 on the coordinator is told of it, too."""
+
+    class FINISH_ABORT:  # as SGLang calls it
+        err_type = None
+
+    def request(reason: object) -> SimpleNamespace:
+        return SimpleNamespace(finished_reason=reason, req_pool_idx=None, finished=lambda: reason is not None)
+
+    aborted = request(FINISH_ABORT())
+    batch = SimpleNamespace(
+        reqs=[aborted, request(None), request(object())], forward_mode=SimpleNamespace(is_extend=lambda: True)
+    )
+
+    def within(*_: object) -> None:
+        if told:
+            observed.request_finished(lambda *_: None, object(), aborted)
+
+    observed.process_batch_result(within, SimpleNamespace(hisparse_coordinator=object()), batch, object())
+    assert events.read() == {(metrics.ABORTS, "client"): 1}
 
 
 def test_an_abort_in_staging_is_an_abort_and_no_retraction() -> None:

@@ -199,6 +199,31 @@ def test_retractions_and_aborts_are_counted(watched: Watched) -> None:
     assert after["pool_used_slots", "host"] == 0
 
 
+def test_whoever_is_told_of_an_abort_is_counted(watched: Watched) -> None:
+    """In the queue, in prefill, in staging or in decode."""
+    server = watched.server
+    before, told = settled(server), 0
+    for delay in (0.2, 0.6, 1.2):
+        with ThreadPoolExecutor(QUEUE) as pool:
+            prompts = [model.prompt(900 + 40 * i, seed=70 + i) for i in range(QUEUE)]
+            jobs = [pool.submit(ended_by, server, tokens) for tokens in prompts]
+            time.sleep(delay)
+            ask(server, "/abort_request", {"rid": "", "abort_all": True})
+            told += [job.result() for job in jobs].count("abort")
+    after = settled(server)
+    assert told > 0
+    assert after["aborts_total", "client"] - before["aborts_total", "client"] == told
+    assert after["pool_used_slots", "host"] == after["pool_used_slots", "device"] == 0
+
+
+def ended_by(server: Server, tokens: list[int]) -> str:
+    """How the answer to a long request says that it ended."""
+    body = {"input_ids": tokens, "sampling_params": {"temperature": 0, "max_new_tokens": 60, "ignore_eos": True}}
+    url, headers = f"http://127.0.0.1:{server.port}/generate", {"Content-Type": "application/json"}
+    with urllib.request.urlopen(urllib.request.Request(url, json.dumps(body).encode(), headers), timeout=120) as answer:
+        return str(json.load(answer)["meta_info"]["finish_reason"]["type"])
+
+
 def test_refusals_are_counted_by_who_refuses(watched: Watched) -> None:
     server = watched.server
     before, rejected = settled(server), http_responses(server, "400")
