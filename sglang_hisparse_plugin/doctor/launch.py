@@ -33,6 +33,7 @@ FLAGS: dict[str, tuple[tuple[str, ...], Callable[[str], Any] | None]] = {
     "hisparse": (("--enable-hisparse",), None),
     "hisparse_config": (("--hisparse-config", "--hierarchical-sparse-attention-extra-config"), str),
     "disable_radix_cache": (("--disable-radix-cache",), None),
+    "hierarchical_cache": (("--enable-hierarchical-cache",), None),
     "enable_mixed_chunk": (("--enable-mixed-chunk",), None),
     "prefill_backend": (("--dsa-prefill-backend", "--nsa-prefill-backend"), str),
     "decode_backend": (("--dsa-decode-backend", "--nsa-decode-backend"), str),
@@ -48,6 +49,8 @@ FLAGS: dict[str, tuple[tuple[str, ...], Callable[[str], Any] | None]] = {
     "config_file": (("--config",), str),
     "plugin_mode": (("--hisparse-plugin",), str),
     "plugin_skip": (("--hisparse-plugin-skip",), str),
+    "plugin_log_interval": (("--hisparse-plugin-log-interval",), str),
+    "plugin_trace": (("--hisparse-plugin-trace",), str),
 }
 MOST = 1 << 40
 #: Values that make sense, where those are not 1 to MOST.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -36,13 +37,24 @@ def parse(text: str | None) -> dict[str, Any]:
     return config
 
 
-def faults(config: Mapping[str, Any]) -> list[str]:
-    """What is wrong with single values; SGLang fails on them later, or takes them for something else."""
-    return [
-        f"{key} in --hisparse-config is {json.dumps(config[key])[:40]}: a whole number from 1 on is needed"
+def faults(config: Mapping[str, Any]) -> dict[str, str]:
+    """What is wrong with single values, and the remedy; SGLang fails on them later, or takes them for others."""
+    return {
+        f"{key} in --hisparse-config is {json.dumps(config[key])[:40]}: a whole number from 1 on is needed": (
+            f"for {key} give {_near(config[key])}"
+        )
         for key in KEYS
         if key in config and (type(config[key]) is not int or not 1 <= config[key] <= MOST)
-    ]
+    }
+
+
+def _near(value: Any) -> str:
+    """Whole numbers that may have been meant."""
+    if isinstance(value, str) and value.isdecimal() and 1 <= int(value[:20]) <= MOST:
+        return f"{int(value)}, without quotes"
+    if isinstance(value, float) and 1 <= value <= MOST:
+        return " or ".join(str(whole) for whole in sorted({math.floor(value), math.ceil(value)}))
+    return f"a whole number from 1 to {MOST}"
 
 
 def unknown(config: Mapping[str, Any]) -> list[str]:
@@ -96,7 +108,7 @@ class HiSparse:
         """
         config = parse(text)
         if wrong := faults(config):
-            raise SizingError("; ".join(wrong))
+            raise SizingError("; ".join(f"{what}; {remedy}" for what, remedy in wrong.items()))
         top_k = config.get("top_k", index_topk)
         return cls(
             top_k=top_k,

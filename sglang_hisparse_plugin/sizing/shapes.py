@@ -106,7 +106,7 @@ class ModelShape:
                 index_topk=_integer(text, "index_topk"),
                 shared_index=_shared_index(text, layers),
                 draft_layers=_integer(text, "num_nextn_predict_layers", MOST_LAYERS, default=0),
-                max_context=_longest(text),
+                max_context=longest(text),
                 name=architecture or name,
                 heads=_integer(text, "num_attention_heads", default=0) or None,
             )
@@ -182,16 +182,20 @@ def _integer(config: Mapping[str, Any], key: str, most: int = MOST_WIDTH, defaul
     return value
 
 
-def _longest(config: Mapping[str, Any]) -> int | None:
-    """As get_context_length of SGLang 0.5.12 (utils/hf_transformers/common.py), of max_position_embeddings."""
-    longest = _integer(config, "max_position_embeddings", MOST_TOKENS, default=0)
+def longest(config: Mapping[str, Any]) -> int | None:
+    """Longest request, as get_context_length of SGLang 0.5.12 (utils/hf_transformers/common.py).
+
+    Raises:
+        ValueError: max_position_embeddings or rope_scaling is none.
+    """
+    positions = _integer(config, "max_position_embeddings", MOST_TOKENS, default=0)
     rope = config.get("rope_scaling") or {}
     factor = rope.get("factor", 1) if isinstance(rope, dict) else None
     if isinstance(factor, bool) or not isinstance(factor, (int, float)) or not 0 < factor <= MOST_WIDTH:
         raise ValueError("rope_scaling is no object whose factor is a number above 0")
     if "original_max_position_embeddings" in rope or rope.get("rope_type") == "llama3":
         factor = 1
-    return int(factor * longest) or None
+    return int(factor * positions) or None
 
 
 def _shared_index(config: Mapping[str, Any], layers: int) -> tuple[bool, ...]:

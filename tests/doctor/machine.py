@@ -25,6 +25,7 @@ DSA = {
     "qk_rope_head_dim": 64,
     "index_topk": 2048,
     "index_head_dim": 128,
+    "num_attention_heads": 128,
     "max_position_embeddings": 163840,
 }
 LAUNCH = [
@@ -144,7 +145,11 @@ HEALTHY: dict[str, Any] = {
     "overlays": {
         "mode": "auto",
         "allowed": True,
-        "overlays": {"swap-in": {"outcome": "applied", "reason": "slow"}},
+        "skip": [],
+        "overlays": {
+            "swap-in": {"outcome": "applied", "reason": "slow"},
+            "mixed-chunk": {"outcome": "applied", "reason": "ends the server"},
+        },
         "targets": {"sglang.jit_kernel.hisparse:load_cache_to_device_buffer_mla": "swap-in"},
     },
     "other plugins": {"plugins": {}},

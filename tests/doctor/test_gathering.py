@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from machine import package, program
 
+from sglang_hisparse_plugin import config
 from sglang_hisparse_plugin.demo import releases
 from sglang_hisparse_plugin.doctor.examine import Subject
 from sglang_hisparse_plugin.doctor.launch import Launch
@@ -202,6 +203,19 @@ def test_what_a_release_takes(release: str) -> None:
         dtypes = {"bfloat16"} if release < "0.5.12" else {"bfloat16", "fp8_e4m3"}
         assert facts["backends_by_dtype"].keys() == dtypes
         assert {entry["name"] for entry in facts["unmet"]} >= {"sglang-kernel"}
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "says"),
+    [
+        ("plugin_mode", "on", "--hisparse-plugin: 'on'"),
+        ("plugin_skip", "nope", "no overlay is called nope"),
+        ("plugin_log_interval", "soon", "'soon' is no number of seconds"),
+    ],
+)
+def test_the_plugins_flags_are_read_as_the_server_does(option: str, value: str, says: str) -> None:
+    with pytest.raises(config.ConfigError, match=says):
+        overlays.gather(Subject(Launch(options={option: value})))
 
 
 def test_a_pth_file_of_another_plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -172,7 +172,28 @@ def test_what_one_change_of_the_facts_means(name: str) -> None:
 FLAGS: dict[str, tuple[list[str], str, str]] = {
     "HiSparse is off": (with_flags(drop="--enable-hisparse"), "warning", "the launch command has no --enable-hisparse"),
     "radix cache": (with_flags(drop="--disable-radix-cache"), "error", "SGLang refuses --enable-hisparse without"),
-    "mixed chunk": (with_flags("--enable-mixed-chunk"), "error", "--enable-mixed-chunk with HiSparse leaks"),
+    "hierarchical cache": (
+        with_flags("--enable-hierarchical-cache"),
+        "error",
+        "SGLang refuses --enable-hierarchical-cache together with --disable-radix-cache",
+    ),
+    "heads that do not divide": (
+        with_flags("--tp", "6"),
+        "error",
+        "128 attention heads cannot be divided among 6 ranks",
+    ),
+    "ranks that do not divide": (
+        with_flags("--dp", "3", "--enable-dp-attention"),
+        "error",
+        "--dp 3 does not divide --tp 8: with --enable-dp-attention it must",
+    ),
+    "DP attention of one": (with_flags("--enable-dp-attention"), "warning", "--enable-dp-attention without --dp-size"),
+    "nodes": (with_flags("--nnodes", "3"), "error", "--nnodes 3 does not divide the 8 ranks"),
+    "data parallelism over nodes": (
+        with_flags("--nnodes", "2", "--dp", "2"),
+        "error",
+        "SGLang refuses --dp-size 2 on 2 nodes",
+    ),
     "speculation": (with_flags("--speculative-algorithm", "EAGLE"), "error", "SGLang 0.5.12 has no speculative decod"),
     "dtype": (
         with_flags("--kv-cache-dtype", "fp8_e5m2"),
@@ -250,6 +271,71 @@ def test_what_a_launch_command_means(name: str) -> None:
     words, level, begins = FLAGS[name]
     found = real(judged(words=words))
     assert len(found) == 1 and found[0][0] == level and found[0][1].startswith(f"launch command: {begins}"), found
+
+
+@pytest.mark.parametrize(
+    ("changes", "level", "says"),
+    [
+        ({}, "NOTE", "left out of account by the plugin's overlay mixed-chunk"),
+        ({"overlays.mode": "off"}, "ERROR", "ends the server"),
+        ({"overlays.allowed": False}, "ERROR", "ends the server"),
+        ({"overlays.overlays.mixed-chunk.outcome": "skipped"}, "ERROR", "ends the server"),
+        ({"overlays": {}}, "ERROR", "ends the server"),
+        ({"sglang.mixed_chunk_refused": True}, "ERROR", "SGLang refuses --enable-mixed-chunk"),
+    ],
+)
+def test_mixed_chunks_are_what_the_overlay_makes_of_them(changes: dict[str, Any], level: str, says: str) -> None:
+    (found,) = (f for f in judged(changes, with_flags("--enable-mixed-chunk")).findings if "--enable-mixed" in f.what)
+    assert found.level.name == level and says in found.what
+
+
+@pytest.mark.parametrize(
+    ("changes", "level"),
+    [({}, "ERROR"), ({"model.longer_context": True}, "WARNING"), ({"model.config.rope_scaling": {"factor": 64}}, "")],
+)
+def test_a_context_that_the_model_does_not_allow(changes: dict[str, Any], level: str) -> None:
+    words = with_flags("--context-length", "9999999")
+    found = [f.level.name for f in judged(changes, words).findings if "configuration allows" in f.what]
+    assert found == ([level] if level else [])
+
+
+@pytest.mark.parametrize("failure", ["ConfigError: SGLANG_X: 'a' is no b", "FlagError: --hisparse-plugin-skip: nope"])
+def test_a_setting_without_meaning_is_an_error(failure: str) -> None:
+    (found,) = (f for f in judged(failures={"overlays": failure}).findings if f.probe == "overlays")
+    assert found.level.name == "ERROR" and found.remedy == "correct the flag or the environment variable"
+
+
+@pytest.mark.parametrize(
+    ("config", "remedy"),
+    [
+        ('{"host_to_device_ratio": 2.5}', "for host_to_device_ratio give 2 or 3"),
+        ('{"host_to_device_ratio": 2.0}', "for host_to_device_ratio give 2"),
+        ('{"device_buffer_size": "4096"}', "for device_buffer_size give 4096, without quotes"),
+        ('{"top_k": 0.5}', "for top_k give a whole number from 1 to 16777216"),
+        ('{"top_k": true}', "for top_k give a whole number from 1 to 16777216"),
+        ("{top_k:2048}", "write it in single quotes: --hisparse-config '{\"device_buffer_size\": 4096}'"),
+    ],
+)
+def test_the_remedy_names_the_key(config: str, remedy: str) -> None:
+    assert [f.remedy for f in judged(words=with_config(config)).findings if f.level] == [remedy]
+
+
+def test_what_was_left_out_on_request_is_not_blamed_on_the_release() -> None:
+    """By way of a third overlay, too, and where two need each other."""
+
+    def entry(*names: str) -> dict[str, str]:
+        return {"outcome": "refused", "reason": "Lost.", "evidence": f"it only makes sense with {', '.join(names)}"}
+
+    facts = {
+        "a": {"outcome": "skipped", "reason": "left out on request"},
+        "b": entry("a", "c"),
+        "c": entry("b"),
+        "d": {**entry(), "evidence": "expected x; found y"},
+    }
+    found = judged({"overlays.overlays": facts, "overlays.skip": ["a"]}).findings
+    remedies = {f.what.split()[1]: f.remedy for f in found if f.probe == "overlays"}
+    assert remedies["b"] == remedies["c"] == ("take a out of --hisparse-plugin-skip (or SGLANG_HISPARSE_PLUGIN_SKIP)")
+    assert remedies["d"].startswith("use a release from the support matrix")
 
 
 def test_the_remedies_sizes_fit() -> None:

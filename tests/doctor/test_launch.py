@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from sglang_hisparse_plugin import config
 from sglang_hisparse_plugin.doctor import launch
 
 MODULE = ["python", "-m", "sglang.launch_server"]
@@ -73,6 +74,13 @@ PROBLEMS = {
 @pytest.mark.parametrize("name", PROBLEMS)
 def test_what_the_server_would_refuse(name: str) -> None:
     assert launch.read(PROBLEMS[name]).problems
+
+
+def test_every_flag_of_the_plugin_is_known() -> None:
+    flags = [f"--hisparse-plugin{suffix}".replace("_", "-") for _, suffix in config._FLAGS]
+    read = launch.read([*MODULE, *(word for flag in flags for word in (flag, "x"))])
+    assert read.problems == ()
+    assert read.options == {f"plugin_{name}": "x" for name, _ in config._FLAGS}
 
 
 def test_where_it_would_run() -> None:

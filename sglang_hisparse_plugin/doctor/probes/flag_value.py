@@ -13,17 +13,17 @@ from ..sizes import architecture, model_shape
 PAGE = 64
 
 
-def faults(examined: Examined) -> list[str]:
-    """Why the flag's value cannot be read."""
+def faults(examined: Examined) -> dict[str, str]:
+    """Why the flag's value cannot be read, and the remedy of each."""
     try:
         return hisparse.faults(hisparse.parse(examined.subject.launch.get("hisparse_config")))
     except shapes.SizingError as reason:
-        return [str(reason)]
+        return {str(reason): hisparse.QUOTE}
 
 
 def judge(examined: Examined) -> Iterator[Finding]:
     found = faults(examined)
-    yield from (error(fault, hisparse.QUOTE) for fault in found)
+    yield from (error(fault, remedy) for fault, remedy in found.items())
     if not found:
         yield from _judge_config(examined, hisparse.parse(examined.subject.launch.get("hisparse_config")))
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ...sizing import formulas, shapes
+from ...sizing.layout import Layout
 from ..examine import Examined, Facts, Probe, Subject
 from ..finding import Finding, error, note, warning
 from ..launch import Launch
-from ..sizes import GIB, MEM_FRACTION, architecture, kv_dtype, release, server, sizes
-from . import flag_value, gpu, speculation
+from ..sizes import GIB, MEM_FRACTION, architecture, kv_dtype, model_shape, release, server, sizes
+from . import flag_value, gpu, overlays, speculation
 from .memory import device_shortfall
 
 PAGE = 64
@@ -53,18 +54,62 @@ def _judge_server(examined: Examined) -> Iterator[Finding]:
         return
     if not launch.get("disable_radix_cache"):
         yield error("SGLang refuses --enable-hisparse without --disable-radix-cache", "add --disable-radix-cache")
-    if launch.get("enable_mixed_chunk"):
-        refused = sglang.get("mixed_chunk_refused")
+    if launch.get("hierarchical_cache"):
         yield error(
-            "--enable-mixed-chunk with HiSparse "
-            + ("is refused" if refused else "leaks the slots of requests that finish in a mixed batch"),
-            "drop --enable-mixed-chunk",
+            "SGLang refuses --enable-hierarchical-cache together with --disable-radix-cache, which HiSparse needs",
+            "drop --enable-hierarchical-cache",
         )
+    if launch.get("enable_mixed_chunk"):
+        yield _mixed_chunk(examined)
+    yield from _judge_layout(examined)
     if launch.get("page_size") not in (None, PAGE):
         yield note(f"--page-size {launch.get('page_size')} is overruled: these models have pages of {PAGE}", "drop it")
     if str(launch.get("device", "cuda")) != "cuda":
         yield warning(f"--device {launch.get('device')}: the plugin's kernel is for CUDA", "use --device cuda")
     yield from _judge_dtype(examined, str(version), dtype, sglang.get("backends_by_dtype", {}))
+
+
+def _mixed_chunk(examined: Examined) -> Finding:
+    if examined.facts("sglang").get("mixed_chunk_refused"):
+        return error("SGLang refuses --enable-mixed-chunk with HiSparse", "drop --enable-mixed-chunk")
+    if overlays.applied(examined, "mixed-chunk"):
+        return note(
+            "--enable-mixed-chunk is left out of account by the plugin's overlay mixed-chunk: HiSparse cannot mix",
+            "drop --enable-mixed-chunk",
+        )
+    return error(
+        "--enable-mixed-chunk with HiSparse ends the server when a prompt arrives while others decode",
+        "drop --enable-mixed-chunk, or let the plugin's overlay mixed-chunk be applied",
+    )
+
+
+def _judge_layout(examined: Examined) -> Iterator[Finding]:
+    """How ranks are spread over data parallelism and nodes, and attention heads over ranks."""
+    launch = examined.subject.launch
+    tp, dp, attention = launch.count("tp"), launch.count("dp"), bool(launch.get("dp_attention"))
+    if attention and dp == 1:
+        yield warning(
+            "--enable-dp-attention without --dp-size: SGLang turns it off",
+            f"give --dp-size, a divisor of --tp-size {tp}, or drop --enable-dp-attention",
+        )
+        attention = False
+    if (nodes := launch.count("nnodes")) > 1 and dp > 1 and not attention:
+        yield error(
+            f"SGLang refuses --dp-size {dp} on {nodes} nodes without --enable-dp-attention",
+            "add --enable-dp-attention, or start a server on each node",
+        )
+    if (stages := tp * launch.count("pp_size")) % nodes:
+        yield error(f"--nnodes {nodes} does not divide the {stages} ranks", "give a --tp-size that it divides")
+    try:
+        model = model_shape(examined)
+    except shapes.SizingError:
+        model = None  # said elsewhere
+    try:
+        spread = Layout(tp, dp, attention, gpus_per_node=tp * dp)
+        if model:
+            spread.check(model)
+    except shapes.SizingError as reason:
+        yield error(str(reason).replace(" --dp-attention", " --enable-dp-attention"), "change the flag that is named")
 
 
 def _judge_dtype(examined: Examined, version: str, dtype: str, backends: dict[str, list[str]]) -> Iterator[Finding]:
@@ -139,8 +184,7 @@ def _judge_combination(examined: Examined) -> Iterator[Finding]:
 
 
 def _kernel_is_ours(examined: Examined) -> bool:
-    entry = examined.facts("overlays").get("overlays", {}).get("swap-in", {})
-    return bool(entry.get("outcome") == "applied" and examined.facts("toolchain").get("nvcc"))
+    return bool(overlays.applied(examined, "swap-in") and examined.facts("toolchain").get("nvcc"))
 
 
 def _no_room(examined: Examined) -> Iterator[Finding]:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from ...sizing import shapes
 from ..examine import Examined, Facts, Probe, Subject
 from ..finding import Finding, error, note, warning
 from ..sizes import architecture
@@ -16,8 +17,9 @@ KEPT = (
     *("num_hidden_layers", "kv_lora_rank", "qk_rope_head_dim", "index_topk", "index_head_dim", "index_n_heads"),
     *("index_topk_freq", "index_topk_pattern", "index_skip_topk_offset", "indexer_types", "index_kpool", "cli_factor"),
     *("num_nextn_predict_layers", "max_position_embeddings", "compress_ratios", "sparse_attention_config"),
-    *("torch_dtype", "dtype"),
+    *("torch_dtype", "dtype", "num_attention_heads", "rope_scaling"),
 )
+LONGER = "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN"
 
 
 def gather(subject: Subject) -> Facts:
@@ -39,7 +41,8 @@ def gather(subject: Subject) -> Facts:
         facts["config"] = {key: merged[key] for key in KEPT if key in merged}
     except (OSError, ValueError, RecursionError) as reason:
         return {**facts, "broken": f"{folder / 'config.json'}: {reason}"}
-    return {**facts, **_weights(folder)}
+    longer = os.environ.get(LONGER, "").lower() in ("true", "1", "yes", "y")
+    return {**facts, "longer_context": longer, **_weights(folder)}
 
 
 def _is_path(name: str) -> bool:
@@ -127,11 +130,17 @@ def judge(examined: Examined) -> Iterator[Finding]:
             "finish the download, or serve with --load-format dummy",
         )
     yield from _judge_architecture(examined, facts)
-    context, most = launch.get("context_length"), facts["config"].get("max_position_embeddings")
-    if context and isinstance(most, int) and context > most:
-        yield warning(
-            f"--context-length {context} is beyond the model's max_position_embeddings {most}",
-            f"lower it to {most}, unless the model's rope scaling allows more",
+    try:
+        most = shapes.longest(facts["config"])
+    except ValueError:
+        most = None  # damaged, which the launch command's probe says
+    context = launch.get("context_length")
+    if context and most and context > most:
+        allowed = facts.get("longer_context")
+        yield (warning if allowed else error)(
+            f"--context-length {context} is beyond the {most} tokens that the model's configuration allows"
+            + (f"; {LONGER} is set, so it is served" if allowed else ", and SGLang refuses it"),
+            f"lower it to {most}" + ("" if allowed else f"; {LONGER}=1 makes SGLang take it, at the risk of bad text"),
         )
 
 

@@ -26,13 +26,15 @@ def gather(subject: Subject) -> Facts:
     from ...plugin import LABELS
 
     launch = subject.launch
-    settings = config.read([overlay.id for overlay in OVERLAYS], launch.get("plugin_mode"), launch.get("plugin_skip"))
+    flags = {name: launch.get(f"plugin_{name}") for name in ("mode", "skip", "log_interval", "trace")}
+    settings = config.read([overlay.id for overlay in OVERLAYS], **flags)
     sys.meta_path[:] = [finder for finder in sys.meta_path if getattr(finder, "watches", "") != "sglang"]
     tree = installation.find(subject.sglang_path).tree
     plan = engine.plan(OVERLAYS, tree, settings.skip)
     applied = [overlay for overlay in OVERLAYS if isinstance(plan[overlay.id], Applied)]
     return {
         "mode": settings.mode,
+        "skip": sorted(settings.skip),
         "allowed": config.allowed_by_sglang(),
         "overlays": {name: {"outcome": LABELS[type(o)], **vars(o)} for name, o in plan.items()},
         "targets": {hook.target: overlay.id for overlay in applied for hook in overlay.hooks(tree)},
@@ -56,17 +58,41 @@ def judge(examined: Examined) -> Iterator[Finding]:
     level = error if facts["mode"] == "strict" else warning
     for name, entry in facts["overlays"].items():
         if entry["outcome"] == "refused":
+            left_out = _left_out(name, facts)
             yield level(
                 f"overlay {name} is refused. {entry['reason']} ({entry['evidence']})",
-                f"use a release from the support matrix, or a newer plugin; --hisparse-plugin-skip {name} accepts it",
+                f"take {', '.join(sorted(left_out))} out of --hisparse-plugin-skip (or {config.SKIP_VARIABLE})"
+                if left_out
+                else "use a release from the support matrix, or a newer plugin; "
+                f"--hisparse-plugin-skip {name} accepts it",
             )
+
+
+def _left_out(name: str, facts: Facts) -> set[str]:
+    """Overlays left out on request for which another is refused, be it by way of a third."""
+    found: set[str] = set()
+    seen, ahead = {name}, [name]
+    while ahead:
+        named = set(re.findall(r"[\w-]+", facts["overlays"][ahead.pop()].get("evidence", ""))) & {*facts["overlays"]}
+        found |= named & {*facts.get("skip", ())}
+        ahead += named - seen
+        seen |= named
+    return found
+
+
+def applied(examined: Examined, name: str) -> bool:
+    """Whether the plugin would apply an overlay."""
+    facts = examined.facts("overlays")
+    runs = facts.get("mode") != "off" and facts.get("allowed", True)
+    return bool(runs and facts.get("overlays", {}).get(name, {}).get("outcome") == "applied")
 
 
 def failed(examined: Examined, failure: str) -> Iterator[Finding]:
     if failure.startswith("NotInstalled") or examined.facts("python").get("missing"):
         return  # said where it was looked for
-    if failure.startswith("ConfigError: "):
-        what = failure.removeprefix("ConfigError: ")
+    kind, _, what = failure.partition(": ")
+    settings: list[type[Exception]] = [config.ConfigError, *config.ConfigError.__subclasses__()]
+    if kind in {wrong.__name__ for wrong in settings}:
         yield error(f"{what}; the server will not start", "correct the flag or the environment variable")
     else:
         yield warning(

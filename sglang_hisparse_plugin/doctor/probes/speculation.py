@@ -10,6 +10,7 @@ from ..examine import Examined
 from ..finding import Finding, error
 from ..launch import Launch
 from ..sizes import sizes
+from . import overlays
 
 #: Requests at once that SGLang takes when it speculates and is told no number.
 DEFAULT_REQUESTS = 48
@@ -35,10 +36,8 @@ def judge(examined: Examined) -> Iterator[Finding]:
 
 def by_plugin(examined: Examined) -> bool:
     """Whether it speculates, and the plugin makes that possible."""
-    sglang, overlays = examined.facts("sglang"), examined.facts("overlays").get("overlays", {})
-    asked = examined.subject.launch.get("speculative_algorithm")
-    applied = overlays.get("speculative", {}).get("outcome") == "applied"
-    return bool(asked and sglang and not sglang["speculative"] and applied)
+    sglang, asked = examined.facts("sglang"), examined.subject.launch.get("speculative_algorithm")
+    return bool(asked and sglang and not sglang["speculative"] and overlays.applied(examined, "speculative"))
 
 
 def _judge_arguments(examined: Examined) -> Iterator[Finding]:
