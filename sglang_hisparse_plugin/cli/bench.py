@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.progress import Progress
 
-from .. import __version__, lines
+from .. import __version__, lines, provenance
 from ..report import Bench, Engine, ReportError, plots, read_bench, read_engine, text, write
 from ..report.data import bench as from_report
 from ..report.write import make_folder
@@ -129,6 +129,8 @@ def _timed(quick: bool, device: torch.device) -> dict[str, Any]:
             progress.advance(task)
     return {
         "plugin": __version__,
+        "commit": provenance.commit(),
+        "sources": build.source_digest(),
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         **machine,
         "counting_cost_percent": bench.counting_cost_percent(results, OURS, COUNTING),

@@ -11,7 +11,6 @@ import os
 import platform
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -26,7 +25,7 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
-from .. import __version__, installation, upstream
+from .. import __version__, installation, provenance, upstream
 from ..demo import checks, cpu, load, model, releases, server, speculation
 from ..demo.model import Draft
 from ..demo.setup import BACKENDS, SCALES, Launcher, Scale, Target, Variant
@@ -305,20 +304,10 @@ def machine(device: str) -> dict[str, object]:
         "hardware": name,
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "plugin": __version__,
-        "commit": _commit(Path(__file__).resolve().parents[2]),
+        "commit": provenance.commit(),
         "python": platform.python_version(),
         "torch": importlib.metadata.version("torch"),
     }
-
-
-def _commit(checkout: Path) -> str | None:
-    """What is checked out in `checkout`; None where it is not the top of a repository, as site-packages is not."""
-    command = ["git", "-C", str(checkout), "rev-parse", "--show-toplevel", "HEAD"]
-    try:
-        top, commit = subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()
-    except (OSError, subprocess.CalledProcessError, ValueError):
-        return None
-    return commit if Path(top).resolve() == checkout else None
 
 
 def _verdict(device: str, reports: list[checks.Report]) -> str:

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from .. import provenance
 from . import build
 from . import swap_in as op
 
@@ -218,6 +219,7 @@ def describe_machine(arena: Arena, rows: Sequence[int]) -> dict[str, Any]:
         "device": torch.cuda.get_device_name(arena.device),
         "torch": torch.__version__,
         "cuda": torch.version.cuda,
+        "driver": provenance.driver(),
         "copy_engine_gbps": copy_engine_gbps(arena),
         "scattered_gbps": ceilings,
     }

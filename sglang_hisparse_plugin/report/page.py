@@ -12,6 +12,7 @@ from typing import Any
 from . import plots
 from .data import OURS, Bench, Engine, spell
 
+ISO = re.compile(r"(\d{4}-\d\d-\d\d)T(\d\d:\d\d)[\d:.]*(Z|[+-]\d\d:\d\d|)")  # date, minute, zone
 DARKEST = 0.55  # of a heat map's colour, so that text stays readable on it, light and dark
 
 
@@ -27,6 +28,7 @@ def render(bench: Bench, engine: Engine | None) -> str:
     return Template((files(__package__) / "page.html").read_text("utf-8")).substitute(
         title=escape(f"Swap-in on {bench.raw['device']}"),
         about=escape(_about(bench)),
+        note=f'<p class="soft">Note: {escape(str(bench.raw["note"]))}.</p>' if bench.raw.get("note") else "",
         summary=_summary(bench),
         baseline=escape(bench.baseline),
         legend=escape(_legend(bench)),
@@ -52,8 +54,9 @@ def render(bench: Bench, engine: Engine | None) -> str:
 def _about(bench: Bench) -> str:
     raw = bench.raw
     found = [f"sglang-hisparse-plugin {raw.get('plugin', 'of an unknown version')}"]
-    known = (("commit", "commit"), ("date", ""), ("torch", "torch"), ("cuda", "CUDA"), ("driver", "driver"))
-    found += [f"{label} {raw[key]}".strip() for key, label in known if raw.get(key)]
+    found += [f"commit {bench.short_commit}"] if bench.short_commit else []
+    known = (("date", ""), ("torch", "torch"), ("cuda", "CUDA"), ("driver", "driver"))
+    found += [f"{label} {_value(raw[key])}".strip() for key, label in known if raw.get(key)]
     return ", ".join(
         [*found, "compared with " + " / ".join(bench.upstream) if bench.upstream else "no SGLang measured"]
     )
@@ -137,7 +140,7 @@ def _engine(engine: Engine) -> str:
 
 
 def _facts(bench: Bench) -> str:
-    facts = [(_spelled(key), _value(value)) for key, value in bench.raw.items() if _plain(value)]
+    facts = [(_spelled(key), _value(value)) for key, value in bench.raw.items() if key != "note" and _plain(value)]
     facts += [
         (f"scattered rows of {row} bytes, GB/s", _value(rate)) for row, rate in bench.raw["scattered_gbps"].items()
     ]
@@ -157,9 +160,11 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[str]], left: Sequence[in
 
 
 def _value(value: Any) -> str:
-    """Four digits of a fraction; the JSON has all."""
+    """Four digits of a fraction, and of a time the minute; the JSON has all."""
     if isinstance(value, float):
         return f"{value:.0f}" if abs(value) >= 10_000 else f"{value:.4g}"
+    if isinstance(value, str) and (time := ISO.fullmatch(value)):
+        return f"{time[1]} {time[2]}{' UTC' if time[3] in ('Z', '+00:00') else time[3]}"
     return "-" if value is None else str(value)
 
 

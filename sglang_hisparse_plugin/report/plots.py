@@ -158,7 +158,7 @@ def panels(bench: Bench, draw: Draw, what: str) -> Any:
 
 
 def _commit(bench: Bench) -> str:
-    return f", commit {bench.raw['commit']}" if bench.raw.get("commit") else ""
+    return f", commit {bench.short_commit}" if bench.raw.get("commit") else ""
 
 
 def _lines(bench: Bench) -> Iterator[tuple[int, str, str]]:

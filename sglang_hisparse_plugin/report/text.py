@@ -30,6 +30,8 @@ def show(bench: Bench, console: Console) -> None:
     if isinstance(costs, dict) and costs:
         told = ", ".join(f"{cost:+.2f}% of {kind}" for kind, cost in costs.items())
         print(lines.fill(f"Counters on cost {told} (medians)"))
+    if raw.get("note"):
+        print(lines.fill(f"note: {raw['note']}", "  "))
     print(
         lines.fill(f"us: of one call, median; / bound: over what chip and link allow; gain: {bench.baseline} over ours")
     )

@@ -125,12 +125,16 @@ def notes(work: given.Workload, machine: given.Machine, fit: plan.Fit, given_rat
     own, kept = (kind(work, machine, fit.requests) for kind in (given.own_reserve, given.reserve))
     reckoned, real = formulas.cell_bytes(server), per_token(server)["device_slot"]
     larger = plan.larger_buffer(work, machine, fit)
+    plain = plan.without_hisparse(work, machine)
+    without = plain.requests if plain else 0
     found = {
         f"host_to_device_ratio {given_ratio} of --hisparse-config is replaced by the one worked out, {ratio}": (
             given_ratio not in (None, ratio)
         ),
         f"requests of {server.context} tokens fit into a hot buffer of {buffer}: nothing will be swapped in, and "
         "HiSparse only costs here": server.context <= buffer,
+        f"no more requests fit with HiSparse than without: {fit.requests} and {without} on a rank, limited by "
+        f"{fit.limit}. Serve without it, or give it more of that": fit.requests <= without,
         f"{work.model.name} is unknown here: it is taken to lay out its cache as DeepSeek-V3.2 does": (
             work.model.name not in (*COVERED, ModelShape.name)
         ),

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from sglang_hisparse_plugin import provenance
 from sglang_hisparse_plugin.cli import demo, main
 from sglang_hisparse_plugin.demo import checks, cpu
 
@@ -175,9 +176,9 @@ def test_the_commit_is_that_of_the_checkout_itself(tmp_path: Path) -> None:
 
     inside = tmp_path / "lib"
     inside.mkdir()
-    assert demo._commit(tmp_path) is None
+    assert provenance.commit(tmp_path) is None
     git("init", "-q")
-    assert demo._commit(tmp_path) is None, "no commit yet"
+    assert provenance.commit(tmp_path) is None, "no commit yet"
     git("commit", "-q", "--allow-empty", "-m", "x")
-    assert demo._commit(tmp_path) == git("rev-parse", "HEAD")
-    assert demo._commit(inside) is None
+    assert provenance.commit(tmp_path) == git("rev-parse", "HEAD")
+    assert provenance.commit(inside) is None

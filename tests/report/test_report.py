@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from sglang_hisparse_plugin import provenance
 from sglang_hisparse_plugin.cli import main
 from sglang_hisparse_plugin.report import Engine, ReportError, data, page, read_engine
 
@@ -159,6 +160,50 @@ def test_who_measured_what(html: str) -> None:
     assert len(pictures) == 6 and all("byte rows, hot buffer 4096" in label for label in pictures)
 
 
+def test_a_records_note_is_shown(html: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """That its cost of counting is of an older kernel must stand beside the figure."""
+    assert "superseded by swap_in_counters_h200.json" in RAW["note"]
+    assert f'<p class="soft">Note: {RAW["note"]}.</p>' in html
+    assert main(["bench", f"--from={RECORD}"]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "Counters on cost +5.72%" in shown and f"note: {RAW['note']}" in shown
+    assert "ote:" not in page.render(data.bench(changed(lambda raw: raw.pop("note"))), None)
+
+
+@pytest.mark.parametrize(
+    ("script", "module", "found"),
+    [
+        ("echo 580.65.06; echo 580.65.06", "", "580.65.06"),
+        ("exit 9", "NVRM version: NVIDIA UNIX x86_64 Kernel Module  570.124.06  Wed Feb 26", "570.124.06"),
+        ("exit 9", None, None),
+    ],
+)
+def test_the_driver_is_what_the_machine_tells(
+    script: str, module: str | None, found: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "nvidia-smi").write_text(f"#!/bin/sh\n{script}\n")
+    (tmp_path / "nvidia-smi").chmod(0o755)
+    if module is not None:
+        (tmp_path / "version").write_text(module)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(provenance, "DRIVER_FILE", tmp_path / "version")
+    assert provenance.driver() == found
+
+
+@pytest.mark.parametrize(
+    ("date", "shown"),
+    [
+        ("2026-11-30T02:57:20+00:00", "2026-11-30 02:57 UTC"),
+        ("2026-11-30T02:57:20.123456Z", "2026-11-30 02:57 UTC"),
+        ("2026-11-30T02:57:20+01:00", "2026-11-30 02:57+01:00"),
+        ("yesterday", "yesterday"),
+    ],
+)
+def test_dates_are_short(date: str, shown: str) -> None:
+    text = page.render(data.bench({**RAW, "date": date}), None)
+    assert text.count(shown) == 2 and ("T02:57" not in text)
+
+
 def test_engine_rows_are_a_table(html: str) -> None:
     (table,) = (table for table in Page(html).tables if "tokens/s" in table[0])
     assert table[0][-1] == "note"
@@ -271,7 +316,7 @@ def test_the_table_is_as_wide_as_the_terminal_and_loses_no_number(
     ours = [f"{cell['us']['plugin']:.1f}" for cell in RAW["cells"]]
     rows = [words for line in shown.splitlines() if len(words := line.split()) > 6 and words[0].isdigit()]
     assert sorted(row[2] for row in rows) == sorted(ours)
-    assert ("spread" in shown) == (columns == 120)
+    assert bool(re.search(r"us +spread", shown)) == (columns == 120)
 
 
 def test_json_is_printed_alone(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -289,7 +334,7 @@ def test_a_run_on_a_gpu_is_reported_as_its_file_is(tmp_path: Path, monkeypatch: 
     """Of the run only the device is not there: its times are those of the record."""
     import torch
 
-    from sglang_hisparse_plugin.kernels import bench
+    from sglang_hisparse_plugin.kernels import bench, build
 
     times = {tuple(cell[axis] for axis in data.AXES): cell for cell in RAW["cells"]}
     rates = {int(row): rate for row, rate in RAW["scattered_gbps"].items()}
@@ -315,6 +360,9 @@ def test_a_run_on_a_gpu_is_reported_as_its_file_is(tmp_path: Path, monkeypatch: 
     file = tmp_path / "run.json"
     assert main(["bench", f"--report={tmp_path / 'live'}", f"--json={file}"]) == 0
     assert main(["bench", f"--from={file}", f"--report={tmp_path / 'again'}"]) == 0
+    record = json.loads(file.read_text())
+    assert record["sources"] == build.source_digest() and len(record["sources"]) == 12
+    assert "commit" in record and record["commit"] == provenance.commit()
     live, again = ((tmp_path / name / "index.html").read_text() for name in ("live", "again"))
     assert live == again and live.count(">2.00</td>") == len(RAW["cells"])
 

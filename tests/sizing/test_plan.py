@@ -134,6 +134,15 @@ def test_command(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert code == 0 and flag in text and "Requests at once" in text
 
 
+def test_that_hisparse_gains_nothing_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    """Eight ranks pin the same rows in little host memory; with enough of it there is no such note."""
+    said = "no more requests fit with HiSparse than without"
+    for host, holds in (("100", True), ("2000", False)):
+        report = json.loads(run(capsys, "--layers=61", *SIZES, "--tp=8", f"--host-mem={host}", "--json")[1])
+        assert (report["hisparse"]["requests"] <= report["without"]["requests"]) == holds
+        assert any(note.startswith(said) for note in report["notes"]) == holds
+
+
 def test_numbers_by_hand_are_the_same_model(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
     by_file, by_hand = (
         json.loads(run(capsys, *arguments, *SIZES, "--json")[1])["hisparse"]
