@@ -134,7 +134,7 @@ def notes(work: given.Workload, machine: given.Machine, fit: plan.Fit, given_rat
         f"requests of {server.context} tokens fit into a hot buffer of {buffer}: nothing will be swapped in, and "
         "HiSparse only costs here": server.context <= buffer,
         f"no more requests fit with HiSparse than without: {fit.requests} and {without} on a rank, limited by "
-        f"{fit.limit}. Serve without it, or give it more of that": fit.requests <= without,
+        f"{fit.limit}. Serve without it, or raise that limit": fit.requests <= without,
         f"{work.model.name} is unknown here: it is taken to lay out its cache as DeepSeek-V3.2 does": (
             work.model.name not in (*COVERED, ModelShape.name)
         ),

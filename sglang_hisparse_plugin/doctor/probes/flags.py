@@ -90,7 +90,7 @@ def _judge_layout(examined: Examined) -> Iterator[Finding]:
     if attention and dp == 1:
         yield warning(
             "--enable-dp-attention without --dp-size: SGLang turns it off",
-            f"give --dp-size, a divisor of --tp-size {tp}, or drop --enable-dp-attention",
+            (f"give --dp-size, a divisor of --tp-size {tp}, or " if tp > 1 else "") + "drop --enable-dp-attention",
         )
         attention = False
     if (nodes := launch.count("nnodes")) > 1 and dp > 1 and not attention:
