@@ -19,6 +19,8 @@ COORDINATOR = "sglang.srt.managers.hisparse_coordinator"
 DECODE = "sglang.srt.disaggregation.decode"
 POLICY = "sglang.srt.managers.schedule_policy"
 SCHEDULER = "sglang.srt.managers.scheduler"
+#: Where HiSparse's allocator is: in the first to 0.5.13, in the second from 0.5.14.
+ALLOCATORS = ("sglang.srt.mem_cache.hisparse_memory_pool", "sglang.srt.mem_cache.allocator.hisparse")
 #: Where the flag --enable-hisparse is declared: the first to 0.5.19, from 0.5.20 below the second.
 ARGUMENTS = ("sglang.srt.server_args", "sglang.srt.arg_groups")
 #: Where arguments that HiSparse does not go with are refused, from 0.5.20.
@@ -54,6 +56,12 @@ def coordinator_method(tree: SourceTree, name: str) -> FunctionSource | None:
 def scheduler_method(tree: SourceTree, name: str) -> FunctionSource | None:
     """A method that class `Scheduler` defines itself."""
     return tree.function(SCHEDULER, f"Scheduler.{name}")
+
+
+def allocator_method(tree: SourceTree, name: str) -> FunctionSource | None:
+    """A method of the allocator that hands out logical and device slots together."""
+    places = (tree.function(module, f"HiSparseTokenToKVPoolAllocator.{name}") for module in ALLOCATORS)
+    return next((found for found in places if found), None)
 
 
 def release_req(tree: SourceTree) -> FunctionSource | None:

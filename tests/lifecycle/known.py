@@ -18,14 +18,7 @@ class Known:
     reason: str
 
 
-KNOWN: tuple[Known, ...] = (
-    Known(
-        "prefill-estimate",
-        r"Prefill out of memory",
-        ("0.5.10", "0.5.10.post1"),
-        "alloc_extend wants a free page more for each prompt than it takes, which admission does not know",
-    ),
-)
+KNOWN: tuple[Known, ...] = ()
 
 PLANTED = {"freed-twice": "host rows in two hands", "corrupted-row": "are wrong"}
 """Evidence of each planted bug."""

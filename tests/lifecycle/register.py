@@ -59,6 +59,7 @@ DEFECTS: dict[str, tuple[tuple[tuple[str, ...], str], ...]] = {
     "device-full": ((ALL, "_grow_device_buffers failed"),),
     "host-full-at-staging": ((ALL, "host mem pool alloc failed"),),
     "device-full-after-staging": ((ALL, "Hisparse allocation failed in alloc_device_buffer"),),
+    "last-pages": ((OLD, "Prefill out of memory"),),
     "host-small": ((ALL, "host mem pool alloc failed"),),
     "never-fits": ((ALL, "host mem pool alloc failed"),),
     "long-answer": ((ALL, "what was waited for did not come"),),

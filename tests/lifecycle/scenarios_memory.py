@@ -120,6 +120,18 @@ def device_full_after_staging(w: World) -> None:
 
 
 @scenario
+def last_pages(w: World) -> None:
+    """Two prompts take eight of the nine pages that the device pool has: together or one by one, both answer."""
+    w.pools.hold_memory("device", keep=9)
+    for rid, prompt in (("a", 256), ("b", 200)):
+        req = w.submit(rid, prompt, output=8)
+        req.sampling_params.ignore_eos = False  # SGLang's admission is stricter with those who ignore it
+    w.run_until(lambda: w.ends("a") and w.ends("b"))
+    w.pools.release_memory()
+    finish(w)
+
+
+@scenario
 def host_small(w: World) -> None:
     """The host pool holds two of four prompts: the others wait for their turn, and all are answered."""
     w.pools.hold_memory("host", keep=10)

@@ -191,6 +191,16 @@ FORKS = (
         "another source",
     ),
     Fork(
+        "prefill-estimate",
+        "another estimate",
+        OLD,
+        "sglang.srt.mem_cache.hisparse_memory_pool",
+        "HiSparseTokenToKVPoolAllocator.alloc_extend",
+        "len(seq_lens) * self",
+        "2 * len(seq_lens) * self",
+        "0 of the other",
+    ),
+    Fork(
         "slot-count",
         "another condition",
         OLD,

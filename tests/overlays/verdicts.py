@@ -24,6 +24,7 @@ VERDICTS = {
     "idle-staging     ": "- D D F F F F F F F",
     "mixed-chunk      ": "- D D D D D D D D F",
     "staged-batch     ": "- - - - - D F F F F",
+    "prefill-estimate ": "- D D F F F F F F F",
     "decode-memory    ": "- D D D D D D D D D",
     "staging-memory   ": "- D D D D D D D D D",
     "admission-memory ": "- D D D D D D D D D",
