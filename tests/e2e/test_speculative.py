@@ -40,6 +40,7 @@ def test_half_the_drafts_are_wrong_and_every_walk_is_exact(release: str, variant
     assert done.returncode == 0
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("draft_tokens", map(int, os.environ.get("OWN_DRAFT_TOKENS", "2").split(",")))
 def test_sglangs_own_way_from_0_5_22_on(draft_tokens: int, tmp_path: Path) -> None:
     """Half the drafts wrong, on the real server of 0.5.23, which wants a top-k of 1024.
