@@ -89,6 +89,10 @@ WITH_OVERLAP: dict[str, tuple[tuple[tuple[str, ...], str], ...]] = {
 """What shows only with overlap, where requests that have ended hold their slots for one iteration more."""
 
 
+OPEN = {("0.5.23", "long-request"): "the answer was cut off"}
+"""What shows with the plugin, too: from 0.5.21 SGLang cuts answers elsewhere, in `max_new_tokens_for_memory`."""
+
+
 def evidence(release: str, mode: str, scenario: str) -> str:
     """What must be found when nothing is patched; empty if nothing may be."""
     shown = [*DEFECTS.get(scenario, ()), *(WITH_OVERLAP.get(scenario, ()) if mode == "overlap" else ())]
