@@ -3,14 +3,15 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: demo test observe load fuzz every-release lint clean help
+.PHONY: demo test long observe load fuzz every-release lint clean help
 
 help:
 	@echo "make demo   the real SGLang server with HiSparse on this CPU, with and without the plugin"
 	@echo "make test   lint, types and all tests that need no GPU"
+	@echo "make long   tests that start many servers, which 'make test' leaves out: load, speculation of 0.5.23, the table of examples; ten minutes"
 	@echo "make observe   metrics and explorer on the real servers of three releases; ten minutes"
 	@echo "make load   SECONDS=120 RELEASE=0.5.12: clients that stream, abort and disconnect against the real server on this CPU"
-	@echo "make every-release   tests/lifecycle with the state machine and the unchanged releases, which 'make test' plays on four, on all (40 minutes)"
+	@echo "make every-release   tests/lifecycle with the state machine and the unchanged releases, of which 'make test' plays some, on all (40 minutes)"
 	@echo "make fuzz   SECONDS=60 RELEASE='0.5.12 0.5.23' SEED=0: any sequence of events on the real scheduler; all releases if none is named"
 	@echo "make speculative   SGLang's own speculation on the real server of 0.5.23, by both ways to swap in; four minutes"
 	@echo "make lint   ruff and mypy alone"
@@ -20,6 +21,9 @@ demo: $(READY)
 
 test: lint
 	$(BIN)/python -m pytest -n 2 --dist loadgroup -m "not gpu and not long" --durations=15 $(ARGS)
+
+long: $(READY)
+	OWN_DRAFT_TOKENS=2,3 $(BIN)/python -m pytest -n 2 -m long $(ARGS)
 
 observe: $(READY)
 	OBSERVE_RELEASES=0.5.10.post1,0.5.12,0.5.23 $(BIN)/python -m pytest tests/observe/test_watched.py $(ARGS)

@@ -18,6 +18,7 @@ def load(*arguments: str, seconds: float) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, check=False, capture_output=True, text=True, timeout=900)
 
 
+@pytest.mark.long
 def test_a_server_survives_its_clients(tmp_path: Path) -> None:
     done = load("--release=0.5.12", f"--work-dir={tmp_path}", seconds=SECONDS)
     assert done.stdout, done.stderr

@@ -100,6 +100,7 @@ def test_serve_and_client(tmp_path: Path) -> None:
         assert 0 < row["hit_rate"] <= 1
 
 
+@pytest.mark.long
 def test_table(tmp_path: Path) -> None:
     """One row for each mode, and every token of it right."""
     load = ["--modes", "speculative", "both", "--kernels", "ours", "--concurrency", "2", "--steps", "80"]

@@ -7,8 +7,11 @@ import os
 RELEASES = ("0.5.10", "0.5.10.post1", "0.5.11", "0.5.12", "0.5.13", "0.5.15", "0.5.18", "0.5.20", "0.5.23")
 """The plugin is played on all of these."""
 
-SAMPLE = RELEASES if os.environ.get("EVERY_RELEASE") else ("0.5.10.post1", "0.5.11", "0.5.12", "0.5.23")
-"""Where the state machine plays, and where unchanged releases show their defects: for all, `make every-release`."""
+ALL_ASKED = bool(os.environ.get("EVERY_RELEASE"))
+SHOWN = RELEASES if ALL_ASKED else ("0.5.10.post1", "0.5.11", "0.5.12", "0.5.23")
+"""Where unchanged releases show their defects."""
+PLAYED = RELEASES if ALL_ASKED else ("0.5.10.post1", "0.5.23")
+"""Where the state machine plays. `make every-release` takes all for both."""
 
 CONTROL = {"corrupted-row": "attention read wrong rows"}
 """Evidence that must appear in every variant: a check that cannot fail is worth nothing."""

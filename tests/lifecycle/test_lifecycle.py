@@ -36,7 +36,7 @@ def _runs() -> list[tuple[str, str]]:
     patched = series.stored()
     return [
         *((release, "plugin") for release in register.RELEASES),
-        *((release, "off") for release in register.RELEASES if release in register.SAMPLE),
+        *((release, "off") for release in register.RELEASES if release in register.SHOWN),
         *((release, "patched") for release in register.RELEASES if release in patched),
     ]
 

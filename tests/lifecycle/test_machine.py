@@ -49,7 +49,7 @@ def results(release: str) -> tuple[dict, dict, dict]:
 
 
 def each_release(test):
-    cases = [pytest.param(r, id=r, marks=pytest.mark.xdist_group(f"machine-{r}")) for r in register.SAMPLE]
+    cases = [pytest.param(r, id=r, marks=pytest.mark.xdist_group(f"machine-{r}")) for r in register.PLAYED]
     return pytest.mark.parametrize("release", cases)(test)
 
 
