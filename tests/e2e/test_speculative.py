@@ -24,7 +24,7 @@ HALF = "with HiSparse, drafts half wrong: some are accepted, some are not"
 @pytest.mark.parametrize(
     ("release", "variant"),
     [
-        ("0.5.10.post1", ["--no-overlap"]),
+        pytest.param("0.5.10.post1", ["--no-overlap"], marks=pytest.mark.long),
         ("0.5.12", ["--draft-tokens", "4"]),
         ("0.5.15", ["--draft-tokens", "2"]),
     ],
