@@ -52,7 +52,8 @@ def crowd(release: str, fewer_slots: int = 0, skip: str = "") -> dict[str, int]:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-SGLANGS_OWN = "admission-memory,length-limit"  #: left out, SGLang's own rule admits, which holds back slots for tokens to come
+#: Left out, SGLang's own rule admits, which holds back slots for tokens to come.
+SGLANGS_OWN = "admission-memory,length-limit"
 
 
 @pytest.mark.parametrize("release", ["0.5.10.post1", "0.5.23"])
