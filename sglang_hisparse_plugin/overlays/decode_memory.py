@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import ast
 from typing import Any
 
 from .. import memory, upstream
 from ..patching.outcome import Defective, Fixed, Verdict
 from ..patching.overlay import Hook, Overlay
-from ..patching.source import FunctionSource, SourceTree, ends_with
-from .probing import existing, expect, expect_hookable, probe
+from ..patching.source import SourceTree
+from .probing import existing, expect, expect_hookable, expect_no_callee_looks_at, looks_at, probe
 
 #: How SGLang's abort of a request that is alone begins.
 ALONE = "Out of memory even after retracting all other requests"
@@ -20,23 +19,17 @@ def judge(tree: SourceTree) -> Verdict:
     check = existing(tree.function(upstream.BATCH, "ScheduleBatch.check_decode_mem"), "ScheduleBatch.check_decode_mem")
     retract = existing(tree.function(upstream.BATCH, "ScheduleBatch.retract_decode"), "ScheduleBatch.retract_decode")
     update = existing(upstream.scheduler_method(tree, "update_running_batch"), "Scheduler.update_running_batch")
-    asks = [node for node in ast.walk(check.node) if ends_with(node, "hisparse_coordinator")]
-    if asks:
+    if looks_at(check, "hisparse_coordinator"):
         calls = check.calls("hisparse_coordinator.pools_without_room")
         expect(len(calls) == 1, "one call of hisparse_coordinator.pools_without_room", "another use of the coordinator")
         return Fixed("check_decode_mem asks the coordinator")
-    helpers = [f.qualname for f in tree.callees(check, check.all_calls()) if _looks_at_coordinator(f)]
-    expect(not helpers, "nobody who looks at the coordinator", ", ".join(helpers))
+    expect_no_callee_looks_at(tree, check, "hisparse_coordinator", "at the coordinator")
     for name in ("_grow_device_buffers", "_eager_backup_previous_token"):
         existing(upstream.coordinator_method(tree, name), f"HiSparseCoordinator.{name}")
     expect_hookable(check, "self", "selected_indices")
     expect_hookable(retract, "self", more=True)
     expect_hookable(update, "self", "batch")
     return Defective("check_decode_mem takes the smaller of two pools for what a step needs, and overlooks the third")
-
-
-def _looks_at_coordinator(function: FunctionSource) -> bool:
-    return any(ends_with(node, "hisparse_coordinator") for node in ast.walk(function.node))
 
 
 def check_decode_mem(original: Any, batch: Any, selected_indices: Any = None) -> bool:

@@ -8,8 +8,17 @@ from typing import Any
 from .. import upstream
 from ..patching.outcome import Defective, Fixed, Verdict
 from ..patching.overlay import Hook, Overlay
-from ..patching.source import SourceTree, ends_with
-from .probing import conjuncts, existing, expect, expect_hookable, probe, takes_staged
+from ..patching.source import SourceTree
+from .probing import (
+    conjuncts,
+    existing,
+    expect,
+    expect_hookable,
+    expect_no_callee_looks_at,
+    looks_at,
+    probe,
+    takes_staged,
+)
 
 #: What a pause that retracts asks before it does.
 STAGED = {"recv_req.mode != 'in_place'", "recv_req.mode == 'retract'", "self.enable_hisparse"}
@@ -26,8 +35,7 @@ def judge(tree: SourceTree) -> Verdict:
     expect(len(retracts) == 1, "one call of retract_all in pause_generation", f"{len(retracts)}")
     guards = conjuncts(pause.guards(retracts[0]))
     expect(guards <= RETRACTS, "retract_all if there is anything to retract", "; ".join(sorted(guards - RETRACTS)))
-    looks = [node for node in ast.walk(pause.node) if ends_with(node, "ack_staging_queue")]
-    if looks:
+    if looks_at(pause, "ack_staging_queue"):
         found = [node for node in ast.walk(pause.node) if takes_staged(node) and node.lineno < retracts[0].lineno]
         expect(
             len(found) == 1 and conjuncts(pause.guards(found[0])) <= STAGED and not pause.blocks(found[0]),
@@ -35,12 +43,7 @@ def judge(tree: SourceTree) -> Verdict:
             "another use of ack_staging_queue",
         )
         return Fixed("pause_generation looks into the staging queue")
-    helpers = [
-        f.qualname
-        for f in tree.callees(pause, pause.all_calls())
-        if any(ends_with(n, "ack_staging_queue") for n in ast.walk(f.node))
-    ]
-    expect(not helpers, "nobody who looks into the staging queue", ", ".join(helpers))
+    expect_no_callee_looks_at(tree, pause, "ack_staging_queue", "into the staging queue")
     requeues = pause.calls("_add_request_to_queue")
     expect(len(requeues) == 1, "one call of _add_request_to_queue in pause_generation", f"{len(requeues)}")
     expect_hookable(pause, "self", "recv_req")

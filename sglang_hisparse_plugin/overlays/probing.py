@@ -143,6 +143,17 @@ def takes_staged(node: ast.AST) -> TypeGuard[ast.Assign | ast.AugAssign]:
     )
 
 
+def looks_at(function: FunctionSource, name: str) -> list[ast.AST]:
+    """Where `function` names it, alone or as the end of a dotted name."""
+    return [node for node in ast.walk(function.node) if ends_with(node, name)]
+
+
+def expect_no_callee_looks_at(tree: SourceTree, function: FunctionSource, name: str, what: str) -> None:
+    """Nothing that `function` calls looks at `name`, which the words `what` stand for."""
+    helpers = [f.qualname for f in tree.callees(function, function.all_calls()) if looks_at(f, name)]
+    expect(not helpers, f"nobody who looks {what}", ", ".join(helpers))
+
+
 def expect(condition: bool, expected: str, found: str) -> None:
     """`condition` holds."""
     if not condition:

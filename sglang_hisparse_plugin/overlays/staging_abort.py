@@ -9,8 +9,17 @@ from typing import Any
 from .. import upstream
 from ..patching.outcome import Defective, Fixed, Verdict
 from ..patching.overlay import Hook, Overlay
-from ..patching.source import SourceTree, ends_with
-from .probing import conjuncts, existing, expect, expect_hookable, probe, takes_staged
+from ..patching.source import SourceTree
+from .probing import (
+    conjuncts,
+    existing,
+    expect,
+    expect_hookable,
+    expect_no_callee_looks_at,
+    looks_at,
+    probe,
+    takes_staged,
+)
 
 #: How an abort finds the requests it means.
 MEANT = "recv_req.abort_all or req.rid.startswith(recv_req.rid)"
@@ -21,7 +30,7 @@ def judge(tree: SourceTree) -> Verdict:
     abort = existing(upstream.scheduler_method(tree, "abort_request"), "Scheduler.abort_request")
     pops = [call for call in abort.calls("self.waiting_queue.pop") if not abort.guards(call)]
     expect(len(pops) == 1, "one unconditional loop that takes aborted requests from the waiting queue", f"{len(pops)}")
-    if any(ends_with(node, "ack_staging_queue") for node in ast.walk(abort.node)):
+    if looks_at(abort, "ack_staging_queue"):
         found = [n for n in ast.walk(abort.node) if takes_staged(n) and n.lineno < pops[0].lineno]
         expect(
             len(found) == 1 and conjuncts(abort.guards(found[0])) == {"self.enable_hisparse"},
@@ -29,12 +38,7 @@ def judge(tree: SourceTree) -> Verdict:
             "another use of ack_staging_queue",
         )
         return Fixed("abort_request looks into the staging queue")
-    helpers = [
-        f.qualname
-        for f in tree.callees(abort, abort.all_calls())
-        if any(ends_with(n, "ack_staging_queue") for n in ast.walk(f.node))
-    ]
-    expect(not helpers, "nobody who looks into the staging queue", ", ".join(helpers))
+    expect_no_callee_looks_at(tree, abort, "ack_staging_queue", "into the staging queue")
     meant = [conjuncts(abort.guards(call)) for call in abort.calls("to_del.append")]
     expect(meant == [{MEANT}], f"waiting requests aborted if {MEANT}", "; ".join(" and ".join(test) for test in meant))
     expect_hookable(abort, "self", "recv_req")

@@ -27,6 +27,13 @@ class Ended(RuntimeError):
     """The process did not print its results."""
 
 
+def environment(sglang: Path, plugin: str, **more: str) -> dict[str, str]:
+    """For a process that runs a scheduler of this SGLang on a CPU and imports the tests; `plugin` is its mode."""
+    found = cpu.environment(sglang) | server.environment(sglang) | {"SGLANG_HISPARSE_PLUGIN": plugin} | more
+    found["PYTHONPATH"] += f":{HERE.parents[1]}:{HERE.parent}"
+    return found
+
+
 def hunt(release: str, job: list[dict], timeout: float, say: Callable[[str], None] = lambda _: None) -> list[dict]:
     """What the state machine found on each scheduler of a job, see `hunt.py`; `say` hears how far it is.
 
@@ -35,13 +42,10 @@ def hunt(release: str, job: list[dict], timeout: float, say: Callable[[str], Non
     """
     sglang = releases.fetch(release)
     with tempfile.TemporaryDirectory() as scratch, (Path(scratch) / "out").open("w+") as out:
-        environment = cpu.environment(sglang) | server.environment(sglang)
-        environment["PYTHONPATH"] += f":{HERE.parents[1]}:{HERE.parent}"
-        environment["TMPDIR"] = scratch
-        environment["SGLANG_HISPARSE_PLUGIN"] = "off"  # until `hunt` registers it: or a `.pth` file would, on 0.5.10
+        env = environment(sglang, "off", TMPDIR=scratch)  # until `hunt` registers it: or a `.pth` file would, on 0.5.10
         command = [sys.executable, "-m", f"{__package__}.hunt", release, json.dumps(job)]
         with subprocess.Popen(
-            command, env=environment, stdout=out, stderr=subprocess.PIPE, text=True, start_new_session=True
+            command, env=env, stdout=out, stderr=subprocess.PIPE, text=True, start_new_session=True
         ) as process:
             timer = threading.Timer(timeout, _end, [process])
             timer.start()

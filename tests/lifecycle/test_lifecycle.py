@@ -15,10 +15,10 @@ from pathlib import Path
 
 import pytest
 
-from sglang_hisparse_plugin.demo import cpu, releases
+from sglang_hisparse_plugin.demo import releases
 from sglang_hisparse_plugin.patching import series
 
-from . import register, server
+from . import launch, register
 from .process import MODES
 
 HERE = Path(__file__).parent
@@ -52,12 +52,9 @@ def _results(release: str, variant: str) -> dict[str, dict] | str:
         if variant == "patched":
             series.apply(series.stored()[release], sglang, Path(scratch) / "patched")
             sglang = Path(scratch) / "patched"
-        environment = cpu.environment(sglang) | server.environment(sglang)
-        environment["SGLANG_HISPARSE_PLUGIN"] = "strict" if variant == "plugin" else "off"
-        environment["PYTHONPATH"] += f":{HERE.parents[1]}:{HERE.parent}"
-        environment["TMPDIR"] = scratch
+        env = launch.environment(sglang, "strict" if variant == "plugin" else "off", TMPDIR=scratch)
         command = [sys.executable, "-m", f"{__package__}.process", variant]
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
     lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
     results = json.loads(lines[0]) if len(lines) == 1 else {}
     if done.returncode or not all(results.get(mode) for mode in MODES):

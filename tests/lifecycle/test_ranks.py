@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from sglang_hisparse_plugin.demo import cpu, releases
+from sglang_hisparse_plugin.demo import releases
 from sglang_hisparse_plugin.patching import series
 
-from . import server
+from . import launch
 
 HERE = Path(__file__).parent
 RELEASES = os.environ.get("RANKS_RELEASES", "0.5.23").split(",")
@@ -29,12 +29,9 @@ def _ranks(release: str, variant: str, story: str, scratch: Path) -> dict:
     if variant == "patched":
         series.apply(series.stored()[release], sglang, scratch / "patched")
         sglang = scratch / "patched"
-    environment = cpu.environment(sglang) | server.environment(sglang)
-    environment["SGLANG_HISPARSE_PLUGIN"] = "strict" if variant == "plugin" else "off"
-    environment["PYTHONPATH"] += f":{HERE.parents[1]}:{HERE.parent}"
-    environment["TMPDIR"] = tempfile.mkdtemp(dir=scratch)
+    env = launch.environment(sglang, "strict" if variant == "plugin" else "off", TMPDIR=tempfile.mkdtemp(dir=scratch))
     command = [sys.executable, "-m", f"{__package__}.ranks", variant, story]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300, check=False)
     lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
     assert lines, f"{done.stdout[-2000:]}{done.stderr[-4000:]}"
     told = json.loads(lines[0])

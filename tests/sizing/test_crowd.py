@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
+from lifecycle import launch
 from lifecycle import server as lifecycle
 
-from sglang_hisparse_plugin.demo import cpu, releases
+from sglang_hisparse_plugin.demo import releases
 from sglang_hisparse_plugin.sizing import given, plan
 from sglang_hisparse_plugin.sizing.shapes import HiSparse, ModelShape
 
-TESTS = Path(__file__).parents[1]
 PROMPT, OUTPUT, PLANNED, SUBMITTED = 500, 60, 10, 14
 
 
@@ -37,15 +35,7 @@ def crowd(release: str, fewer_slots: int = 0, skip: str = "") -> dict[str, int]:
         f"--context-length={planned.context}",
     ]
     sglang = releases.fetch(release)
-    env = (
-        cpu.environment(sglang)
-        | lifecycle.environment(sglang)
-        | {
-            "SGLANG_HISPARSE_PLUGIN": "strict",
-            "SGLANG_HISPARSE_PLUGIN_SKIP": skip,
-        }
-    )
-    env["PYTHONPATH"] = os.pathsep.join([env["PYTHONPATH"], str(TESTS), str(TESTS.parent)])
+    env = launch.environment(sglang, "strict", SGLANG_HISPARSE_PLUGIN_SKIP=skip)
     command = [sys.executable, "-m", "sizing.crowd", str(PROMPT), str(OUTPUT), str(SUBMITTED), *flags]
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr[-4000:]

@@ -3,32 +3,29 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from dataclasses import replace
 from functools import cache
-from pathlib import Path
 
 import pytest
+from lifecycle import launch
 from lifecycle import server as lifecycle
 
-from sglang_hisparse_plugin.demo import cpu, releases
+from sglang_hisparse_plugin.demo import releases
 from sglang_hisparse_plugin.sizing import formulas
 from sglang_hisparse_plugin.sizing.shapes import HiSparse, ModelShape, Server
 
 from . import cases
 
 RELEASES = ("0.5.10.post1", "0.5.11", "0.5.12", "0.5.15", "0.5.18", "0.5.20", "0.5.23")
-TESTS = Path(__file__).parents[1]
 
 
 @cache
 def measured(release: str) -> dict[str, dict[str, int]]:
     """What `census` found in a process of this release."""
     sglang = releases.fetch(release)
-    env = cpu.environment(sglang) | lifecycle.environment(sglang) | {"SGLANG_HISPARSE_PLUGIN": "off"}
-    env["PYTHONPATH"] = os.pathsep.join([env["PYTHONPATH"], str(TESTS), str(TESTS.parent)])
+    env = launch.environment(sglang, "off")
     command = [sys.executable, "-m", "sizing.census"]
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr[-4000:]

@@ -9,14 +9,12 @@ import json
 import subprocess
 import sys
 from functools import cache
-from pathlib import Path
 
 import pytest
-from lifecycle import server
+from lifecycle import launch
 
-from sglang_hisparse_plugin.demo import cpu, releases
+from sglang_hisparse_plugin.demo import releases
 
-HERE = Path(__file__).parent
 RELEASES = ("0.5.10.post1", "0.5.11", "0.5.12", "0.5.15")
 TIMEOUT_S = 600
 DRAFTS, SEEDS = (2, 3, 4), (0, 1)
@@ -41,9 +39,7 @@ CONTROLS = {
 def _results(release: str) -> dict[str, dict] | str:
     """What all cases found, from one process; a text if it did not get that far."""
     sglang = releases.fetch(release)
-    environment = cpu.environment(sglang) | server.environment(sglang)
-    environment["SGLANG_HISPARSE_PLUGIN"] = "strict"
-    environment["PYTHONPATH"] += f":{HERE.parents[1]}:{HERE.parent}"
+    environment = launch.environment(sglang, "strict")
     command = [sys.executable, "-m", "speculative.process"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
     lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
