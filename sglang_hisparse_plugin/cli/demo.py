@@ -26,7 +26,7 @@ from rich.table import Table
 from rich.text import Text
 
 from .. import __version__, installation, provenance, upstream
-from ..demo import checks, cpu, load, model, releases, server, speculation
+from ..demo import checks, cpu, load, model, ranks, releases, server, speculation
 from ..demo.model import Draft
 from ..demo.setup import BACKENDS, SCALES, Launcher, Scale, Target, Variant
 
@@ -40,6 +40,14 @@ Say = Callable[[str], None]
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of ``demo``."""
     parser.add_argument("--device", choices=sorted(SCALES), default="cpu")
+    parser.add_argument(
+        "--tp",
+        type=int,
+        choices=(1, 2),
+        default=1,
+        metavar="N",
+        help="tensor-parallel ranks, a GPU each: 1 (default) or 2",
+    )
     which = parser.add_mutually_exclusive_group()
     which.add_argument(
         "--release",
@@ -105,7 +113,7 @@ def _orderly_end() -> Iterator[None]:
 
 def _demo(options: argparse.Namespace, console: Console) -> int:
     """`console`: for progress and remarks; the result goes to stdout."""
-    _require(options.device)
+    _require(options.device, options.tp)
     if options.seed is not None and options.load is None:
         raise _CannotRun("--seed goes with --load")
     if options.load is not None and not 0 < options.load < float("inf"):
@@ -123,7 +131,11 @@ def _demo(options: argparse.Namespace, console: Console) -> int:
             shutil.rmtree(work, ignore_errors=True)
     out = console if options.json else Console()
     if options.json:
-        print(json.dumps(_summary(options.device, reports) | {"variant": variant and asdict(variant)}, indent=2))
+        print(
+            json.dumps(
+                _summary(options.device, options.tp, reports) | {"variant": variant and asdict(variant)}, indent=2
+            )
+        )
     else:
         _print(out, options.device, reports)
     if variant:
@@ -134,7 +146,7 @@ def _demo(options: argparse.Namespace, console: Console) -> int:
     return 0 if passed else 1
 
 
-def _require(device: str) -> None:
+def _require(device: str, tp: int) -> None:
     missing = [name for name in ("torch", "safetensors") if importlib.util.find_spec(name) is None]
     if missing:
         raise _CannotRun(f"{' and '.join(missing)} missing; `make demo` builds an environment that has what it takes")
@@ -143,6 +155,10 @@ def _require(device: str) -> None:
 
         if not torch.cuda.is_available():
             raise _CannotRun("torch finds no CUDA device here; use --device cpu")
+        if torch.cuda.device_count() < tp:
+            raise _CannotRun(
+                f"--tp {tp} needs {tp} GPUs, and torch finds {torch.cuda.device_count()}; use --device cpu"
+            )
 
 
 def _variant(options: argparse.Namespace) -> Variant | None:
@@ -218,13 +234,16 @@ def _run(
         weights = _write_models(work, scale, [Draft.HALF, Draft.WRONG] if variant else [])
 
         def one(target: Target, say: Say) -> checks.Report:
-            launcher = Launcher(target, scale, weights, work, say, variant or Variant())
+            launcher = Launcher(target, scale, weights, work, say, variant or Variant(), options.tp)
             if options.load is not None:
                 return load.run(launcher, options.load, options.seed or 0)
-            return speculation.run(launcher, options.quick) if variant else checks.run(launcher)
+            if variant:
+                return speculation.run(launcher, options.quick)
+            return ranks.run(launcher) if options.tp > 1 else checks.run(launcher)
 
         # a GPU holds one server at a time; on a CPU most of a server's start is waiting for imports
-        every: Callable[..., Iterator[checks.Report]] = map if scale.device == "cuda" else pool.map
+        one_by_one = scale.device == "cuda" or options.tp > 1
+        every: Callable[..., Iterator[checks.Report]] = map if one_by_one else pool.map
         try:
             return list(every(one, targets, says))
         except BaseException:
@@ -279,10 +298,11 @@ def _line(console: Console, text: str) -> None:
     console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
-def _summary(device: str, reports: list[checks.Report]) -> dict[str, object]:
+def _summary(device: str, tp: int, reports: list[checks.Report]) -> dict[str, object]:
     return {
         "device": device,
-        **machine(device),
+        "tp": tp,
+        **machine(device, tp),
         "real": REAL,
         "added": ADDED,
         "stand_ins": list(cpu.STAND_INS.values()) if device == "cpu" else None,
@@ -292,12 +312,13 @@ def _summary(device: str, reports: list[checks.Report]) -> dict[str, object]:
     }
 
 
-def machine(device: str) -> dict[str, object]:
+def machine(device: str, gpus: int = 1) -> dict[str, object]:
     """Where and with what this ran, for the record."""
     if device == "cuda":
         import torch
 
-        name = torch.cuda.get_device_name()
+        names = [torch.cuda.get_device_name(i) for i in range(gpus)]
+        name = names[0] if gpus == 1 else f"{gpus} x {' and '.join(dict.fromkeys(names))}"
     else:
         name = f"{os.cpu_count()} x {platform.machine()}"
     return {

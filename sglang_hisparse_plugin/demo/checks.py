@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import time
 from collections.abc import Callable
@@ -13,7 +14,7 @@ from ..patching import engine
 from ..patching.outcome import Applied, Refused, Skipped
 from . import model, probe, walks
 from .server import Server, ServerFailed
-from .setup import Launcher, Scale
+from .setup import Launcher
 from .walks import Walk
 
 
@@ -118,9 +119,9 @@ def with_plugin(launcher: Launcher, report: Report, server: Server, name: str) -
     report.add("requests were retracted on the way", retracted > 0, f"{retracted} retractions")
     report.figures["retractions"] = retracted
 
-    for layer in range(scale.dims.layers):
+    for layer, rank in itertools.product(range(scale.dims.layers), range(launcher.tp)):
         launcher.progress(f"{name}: a wrong host row in layer {layer}")
-        one_wrong_row(scale, report, server, layer)
+        one_wrong_row(launcher, report, server, layer, rank)
     _rows_came(report, pools_balance(report, server))
     _swap_in_served(launcher, report, server)
     return alone
@@ -206,15 +207,17 @@ def plugin_active(launcher: Launcher, report: Report, server: Server) -> None:
     report.add("the plugin is active in the server", not problems, "; ".join(problems) or good)
 
 
-def one_wrong_row(scale: Scale, report: Report, server: Server, layer: int) -> None:
+def one_wrong_row(launcher: Launcher, report: Report, server: Server, layer: int, rank: int = 0) -> None:
     """One digit of one host row is made wrong; the walk must break at the step that needs the row, not before."""
-    name = f"control: one wrong host row in layer {layer} breaks the walk where it is needed"
+    scale = launcher.scale
+    where = f"layer {layer}" if launcher.tp == 1 else f"layer {layer}, on rank {rank} alone,"
+    name = f"control: one wrong host row in {where} breaks the walk where it is needed"
     tokens = model.prompt(scale.long[-1], seed=1000 + layer)
     step, position = walks.first_step_beyond(tokens, scale.hot_buffer)
     digits = model.content_digits()
     right = digits[model.Edge.of(tokens[position]).content][layer]
-    source = next(i for i, t in enumerate(tokens) if digits[model.Edge.of(t).content][layer] != right)
-    walk = walks.ask(server, tokens, step + 8, rid=probe.fault_id(layer, position, source))
+    source = next(i for i, t in enumerate(tokens) if model.differ(digits[model.Edge.of(t).content][layer], right))
+    walk = walks.ask(server, tokens, step + 8, rid=probe.fault_id(rank, layer, position, source))
     report.add(name, walk.break_at == step, f"row {position}, needed at step {step}: {walk}")
 
 

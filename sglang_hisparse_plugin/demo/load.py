@@ -6,7 +6,6 @@ import random
 import re
 import threading
 import time
-import uuid
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -93,7 +92,8 @@ def _under_load(launcher: Launcher, report: Report, seconds: float, seed: int) -
         checks.all_exact(
             report, "a walk afterwards is exact", [walks.ask(server, *each) for each in walks.crowd(scale, 1)]
         )
-        checks.one_wrong_row(scale, report, server, layer=0)
+        for rank in range(launcher.tp):
+            checks.one_wrong_row(launcher, report, server, layer=0, rank=rank)
         report.figures |= {"requests": total, "retractions": retracted, "load_seconds": seconds, "seed": seed, **counts}
 
 
@@ -123,7 +123,7 @@ def _client(server: Server, scale: Scale, rng: random.Random, end: float, tally:
         kind = rng.choice(list(KINDS))
         tokens = model.prompt(rng.randint(*scale.crowd), rng.randrange(10**6))
         steps = rng.randint(1, scale.crowd_steps)
-        request = Client(f"http://127.0.0.1:{server.port}", uuid.uuid4().hex, tokens, steps, server.patience)
+        request = server.client(tokens, steps)
         try:
             what = KINDS[kind](request, rng)
         except (OSError, ValueError) as error:

@@ -186,6 +186,19 @@ def content_digits(seed: int = 0) -> list[tuple[int, int]]:
     return [divmod(number, BASE) for number in numbers]
 
 
+def halves(digit: Any) -> tuple[Any, Any]:
+    """What the first half of the heads tells of a digit, and what the second.
+
+    A digit stands only where both agree. So a wrong row that one of two tensor-parallel ranks reads is not outvoted.
+    """
+    return digit // 4, digit % 4
+
+
+def differ(one: int, other: int) -> bool:
+    """Whether each half of the heads can tell these digits apart."""
+    return all(a != b for a, b in zip(halves(one), halves(other), strict=True))
+
+
 def tensors(dims: Dims, draft: Draft = Draft.RIGHT) -> dict[str, Any]:
     """Every weight by its Hugging Face name, bfloat16 (the index key norm and the router's bias float32)."""
     import torch
@@ -280,7 +293,9 @@ def _attention(dims: Dims, digits: tuple[int, ...]) -> dict[str, Any]:
         row, value = _behind(ROW_CODE.stop, i), _behind(0, i)
         kv_a[row, OWN[digit]] = ones
         kv_b[:, _behind(dims.qk_nope_head_dim, i), row] = ones
-        o[FOUND[digit], :, value] = ones[:, None, :] / dims.heads
+        for heads, told in enumerate(halves(torch.arange(BASE))):
+            votes = 2.0 * (told[:, None] == told) - 1
+            o.unflatten(1, (2, -1))[FOUND[digit], heads, :, value] = votes[:, None] / dims.heads
 
     # The indexer asks the same question. Rotary entries come first and stay zero, LayerNorm's weight sees to it.
     nope = slice(dims.rope, dims.rope + CODE)

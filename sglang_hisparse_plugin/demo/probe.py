@@ -8,21 +8,29 @@ from __future__ import annotations
 import importlib
 import re
 import sys
+from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
 import wrapt
 
+_HELD = "hisparse_demo_held"
 KEY = "hisparse_demo"  #: of the report in `/server_info`'s internal state
-_FAULT = re.compile(r"hisparse-fault-(\d+)-(\d+)-(\d+)$")
+_FAULT = re.compile(r"hisparse-fault-(\d+)-(\d+)-(\d+)-(\d+)$")
+_LATE = re.compile(r"hisparse-late-(\d+)-(\d+)$")
 
 
-def fault_id(layer: int, position: int, source: int) -> str:
-    """Id of a request whose host row of `position` in `layer` is to get the digit of the row of `source`.
+def fault_id(rank: int, layer: int, position: int, source: int) -> str:
+    """Id of a request whose host row of `position` in `layer` is to get the digit of the row of `source`, on one rank.
 
     That is what a stale row looks like: the key is right, the value is another's.
     """
-    return f"hisparse-fault-{layer}-{position}-{source}"
+    return f"hisparse-fault-{rank}-{layer}-{position}-{source}"
+
+
+def late_id(rank: int, turns: int) -> str:
+    """Id of a request that comes to the staging queue of one rank `turns` iterations later than to the others'."""
+    return f"hisparse-late-{rank}-{turns}"
 
 
 def install() -> None:
@@ -37,6 +45,7 @@ def _hook_scheduler(module: ModuleType) -> None:
 
 
 def _hook_coordinator(module: ModuleType) -> None:
+    wrapt.wrap_function_wrapper(module, "HiSparseCoordinator.admit_request_into_staging", _hold_when_asked)
     wrapt.wrap_function_wrapper(module, "HiSparseCoordinator.collect_ready_reqs", _corrupt_when_asked)
 
 
@@ -56,7 +65,20 @@ def _add_report(wrapped: Any, scheduler: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _free(scheduler: Any) -> dict[str, int]:
-    """Free slots of each pool."""
+    """Free slots of each pool, those of tensor-parallel ranks behind the first by names of their own."""
+    mine = _free_here(scheduler)
+    ranks = 1 if scheduler.tp_cpu_group is None else scheduler.tp_cpu_group.size()
+    if ranks == 1:
+        return mine
+    import torch
+
+    every: list[dict[str, int]] = [{}] * ranks
+    torch.distributed.all_gather_object(every, mine, group=scheduler.tp_cpu_group)  # all ranks are asked together
+    others = {f"{pool} of rank {i}": n for i, free in enumerate(every[1:], 1) for pool, n in free.items()}
+    return every[0] | others
+
+
+def _free_here(scheduler: Any) -> dict[str, int]:
     allocator = scheduler.token_to_kv_pool_allocator
     free = {"request slots": scheduler.req_to_token_pool.available_size()}
     if scheduler.hisparse_coordinator is None:
@@ -77,15 +99,48 @@ def _swap_in_counts() -> dict[str, int] | None:
 def _corrupt_when_asked(wrapped: Any, coordinator: Any, args: Any, kwargs: Any) -> Any:
     ready = wrapped(*args, **kwargs)
     for req in ready:
-        if asked := _FAULT.match(req.rid):
-            _corrupt(coordinator, req, *map(int, asked.groups()))
+        asked = _FAULT.match(req.rid)
+        if asked and int(asked[1]) == _rank():
+            corrupt(coordinator, req, *map(int, asked.groups()[1:]))
+    if held := getattr(coordinator, _HELD, None):
+        held.turns -= 1
+        if not held.turns:
+            coordinator.ack_staging_queue.append(held.act)
+            setattr(coordinator, _HELD, None)
     return ready
 
 
-def _corrupt(coordinator: Any, req: Any, layer: int, position: int, source: int) -> None:
+@dataclass
+class _Held:
+    """What a staging queue does not show yet."""
+
+    act: Any
+    turns: int
+
+
+def _hold_when_asked(wrapped: Any, coordinator: Any, args: Any, kwargs: Any) -> Any:
+    result = wrapped(*args, **kwargs)
+    queue = coordinator.ack_staging_queue
+    asked = _LATE.match(queue[-1].req.rid) if queue else None
+    if asked and int(asked[1]) == _rank():
+        setattr(coordinator, _HELD, _Held(queue.pop(), int(asked[2])))
+    return result
+
+
+def _rank() -> int:
+    import torch
+
+    return int(torch.distributed.get_rank())
+
+
+def corrupt(coordinator: Any, req: Any, layer: int, position: int, source: int) -> None:
+    """Give a request's host row of `position` the digit of the row of `source`."""
     upstream = importlib.import_module("sglang_hisparse_plugin.upstream")
-    model = importlib.import_module("sglang_hisparse_plugin.demo.model")
-    rows = coordinator.mem_pool_host.kv_buffer[layer]
     where = coordinator.req_to_host_pool[upstream.slot(req)].tolist()
-    digit = model.ROW_DIGIT
-    rows[where[position], ..., digit] = rows[where[source], ..., digit].clone()
+    copy_digit(coordinator.mem_pool_host.kv_buffer[layer], where[source], where[position])
+
+
+def copy_digit(rows: Any, source: int, target: int) -> None:
+    """Of one row of a layer's KV into another."""
+    digit = importlib.import_module("sglang_hisparse_plugin.demo.model").ROW_DIGIT
+    rows[target, ..., digit] = rows[source, ..., digit].clone()

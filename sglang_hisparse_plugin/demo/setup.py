@@ -122,6 +122,8 @@ class Launcher:
     """Folder for logs."""
     progress: Progress
     variant: Variant = Variant()
+    tp: int = 1
+    """Tensor-parallel ranks."""
 
     def server(
         self,
@@ -158,6 +160,7 @@ class Launcher:
     def _environment(self) -> dict[str, str]:
         if self.scale.device == "cpu":
             env = cpu.environment(self.target.root)
+            env["SGLANG_CPU_OMP_THREADS_BIND"] = "|".join(["0"] * self.tp)  # unset: a NUMA node for each rank
         else:
             env = dict(os.environ, SGLANG_DISABLE_VERSION_CHECK="1", SGLANG_JIT_DEEPGEMM_PRECOMPILE="0")
             # Without HiSparse a short prompt would take a dense kernel, which the sparse walks are not compared with.
@@ -180,6 +183,8 @@ class Launcher:
             command += ["--disable-cuda-graph"]
         if not variant.overlap:
             command += ["--disable-overlap-schedule"]
+        if self.tp > 1:
+            command += self._parallelism()
         if draft:
             command += self._speculation()
         if hisparse:
@@ -197,6 +202,11 @@ class Launcher:
         if chosen and "DeepseekV32ForCausalLM" not in chosen[0]:  # until 0.5.11 it finds V3.2's next-token layer so
             flags.append('--json-model-override-args={"architectures": ["DeepseekV3ForCausalLM"]}')
         return flags
+
+    def _parallelism(self) -> list[str]:
+        """Sums over ranks by NCCL or gloo alone: SGLang's other ways need kernels and links that not every host has."""
+        flags = [f"--tp-size={self.tp}", "--disable-custom-all-reduce"]
+        return [*flags, "--enforce-disable-flashinfer-allreduce-fusion"]
 
     def _renamed_flags(self) -> list[str]:
         """Flags that changed names between releases, as this one spells them; NSA became DSA in 0.5.15."""

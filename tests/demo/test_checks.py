@@ -74,6 +74,7 @@ class FakeLauncher:
 
     scale = SCALE
     target = setup.Target("fake", Path("nowhere"))
+    tp = 1
 
     def __init__(self, kind: type[FakeServer], off: type[FakeServer]) -> None:
         self.kind, self.off = kind, off

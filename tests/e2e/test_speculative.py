@@ -15,7 +15,7 @@ from test_demo import WITH_HISPARSE, demo
 
 from sglang_hisparse_plugin.demo import checks, cpu, model, probe, releases, setup
 from sglang_hisparse_plugin.demo.model import Draft
-from sglang_hisparse_plugin.demo.server import Server, _free_port
+from sglang_hisparse_plugin.demo.server import Server, free_port
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "speculative"
 HALF = "with HiSparse, drafts half wrong: some are accepted, some are not"
@@ -64,7 +64,7 @@ def test_sglangs_own_way_from_0_5_22_on(draft_tokens: int, tmp_path: Path) -> No
         answer = server.generate(tokens, scale.steps)
         assert answer.tokens == model.walk(tokens, scale.steps)
         assert 1.2 < (scale.steps - 1) / answer.verifications < draft_tokens - 0.2
-        checks.one_wrong_row(scale, report, server, layer=0)
+        checks.one_wrong_row(launcher, report, server, layer=0)
         checks.pools_balance(report, server)
         swapped = server.internal_state()[probe.KEY]["swap_in"]
     assert [check.passed for check in report.checks] == [True, True], report.checks
@@ -148,7 +148,7 @@ def test_the_loop_of_the_readme(tmp_path: Path, refuses: bool) -> None:
     """As written but for the port; instead of SGLang a server that answers like one, or one that refuses to start."""
     shutil.copytree(EXAMPLES, tmp_path / "examples" / "speculative")
     loop = next(part for part in (EXAMPLES / "README.md").read_text().split("```\n") if part.startswith("cd examples"))
-    port = str(_free_port())
+    port = str(free_port())
     fake = tmp_path / "fake"
     fake.write_text("#!/bin/sh\nexit 1\n" if refuses else FAKE.format(python=sys.executable))
     (tmp_path / "bin").mkdir()

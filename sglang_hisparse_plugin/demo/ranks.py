@@ -1,0 +1,126 @@
+"""The demo's claims under tensor parallelism: what ranks must do alike, and what only they can do differently."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+
+from . import checks, model, probe, walks
+from .checks import Report
+from .client import Client, Reply
+from .server import Server
+from .setup import Launcher, Scale
+from .walks import Walk
+
+OVERLAY = "tp-ready"  #: the overlay that lets a rank vote whose staging queue is empty
+TURNS = 5  #: iterations by which a request comes later to one rank
+STEPS = 16  #: tokens of such a request
+PATIENCE = 30  #: seconds in which a server that does not hang answers it many times over
+WITHOUT, WITH = "without HiSparse", "with HiSparse and the plugin"
+CONTROL = f"control: without {OVERLAY}, a request that comes later to one rank is never answered"
+
+
+def run(launcher: Launcher) -> Report:
+    """Every check on one release. On a GPU the servers start side by side: most of a start is compilers at work."""
+    report = Report(launcher.target.name)
+    servers = {
+        WITHOUT: launcher.server("without-hisparse", hisparse=False),
+        WITH: launcher.server("plugin-on", retract=True),
+        CONTROL: launcher.server(f"without-{OVERLAY}", skip=OVERLAY),
+    }
+    with ThreadPoolExecutor(len(servers)) as pool:
+        ahead = launcher.scale.device == "cuda"
+        starts = {name: pool.submit(server.__enter__) for name, server in servers.items() if ahead}
+
+        def up(name: str) -> contextlib.AbstractContextManager[Server]:
+            return _up(servers[name], starts.get(name))
+
+        parts: list[checks.Part] = [
+            (WITHOUT, lambda: _without_hisparse(launcher, report, up(WITHOUT))),
+            (WITH, lambda: _with_plugin(launcher, report, up(WITH))),
+            (CONTROL, lambda: _without_the_overlay(launcher, report, up(CONTROL))),
+        ]
+        try:
+            checks.make(report, parts)
+        finally:
+            for server in servers.values():
+                server.stop()
+    return report
+
+
+@contextlib.contextmanager
+def _up(server: Server, start: Future[Server] | None) -> Iterator[Server]:
+    """The server, whose `start` was perhaps begun before."""
+    with contextlib.ExitStack() as stack:
+        if start:
+            stack.callback(server.stop)
+            start.result()
+        else:
+            stack.enter_context(server)
+        yield server
+
+
+def _without_hisparse(launcher: Launcher, report: Report, up: contextlib.AbstractContextManager[Server]) -> None:
+    with up as server:
+        launcher.progress("without-hisparse: long walks")
+        answers = [walks.ask(server, *each) for each in walks.long(launcher.scale)]
+        checks.all_exact(report, "walks are exact without HiSparse", answers)
+        checks.pools_balance(report, server, "without HiSparse: pools of every rank are balanced at the end")
+
+
+def _with_plugin(launcher: Launcher, report: Report, up: contextlib.AbstractContextManager[Server]) -> None:
+    with up as server:
+        checks.with_plugin(launcher, report, server, "plugin-on")
+        for rank in range(launcher.tp):
+            launcher.progress(f"plugin-on: a request that comes later to rank {rank}")
+            name = f"a request that comes {TURNS} iterations later to rank {rank}, beside another: both exact"
+            checks.all_exact(report, name, _late(server, launcher.scale, rank))
+        checks.pools_balance(report, server, "pools of every rank are balanced once more")
+
+
+def _without_the_overlay(launcher: Launcher, report: Report, up: contextlib.AbstractContextManager[Server]) -> None:
+    if not checks.called_for(launcher, report, OVERLAY, CONTROL):
+        return
+    with up as server:
+        launcher.progress(f"without-{OVERLAY}: waiting for the defect")
+        before = walks.ask(server, *walks.crowd(launcher.scale, 1)[0])
+        answers = _late(server, launcher.scale, launcher.tp - 1)
+        state = "lives and hangs" if server.alive else f"ended: {server.last_exception()}"
+        report.add(
+            CONTROL,
+            before.exact and all(walk.got is None for walk in answers),
+            f"before it: {before}; it: {answers[0]}; the one beside it: {answers[1]}; the server {state}",
+        )
+
+
+def _late(server: Server, scale: Scale, rank: int) -> list[Walk]:
+    """Of a request that comes later to one rank, and of another that decodes meanwhile."""
+    prompts = [
+        (model.prompt(scale.crowd[0], seed=2000 + rank), STEPS),
+        (model.prompt(scale.crowd[0], 2100), scale.steps),
+    ]
+    late, beside = (
+        Client(f"http://127.0.0.1:{server.port}", rid, *prompt, PATIENCE)
+        for rid, prompt in zip((probe.late_id(rank, TURNS), f"beside-{rank}"), prompts, strict=True)
+    )
+    with ThreadPoolExecutor(1) as pool:
+        asked: list[Future[Walk]] = []
+
+        def ask() -> None:
+            if not asked:
+                asked.append(pool.submit(_walk, late, late.generate))
+
+        other = _walk(beside, lambda: beside.stream(4, ask))
+        ask()
+        return [asked[0].result(), other]
+
+
+def _walk(request: Client, send: Callable[[], Reply]) -> Walk:
+    right = model.walk(request.tokens, request.steps)
+    try:
+        reply = send()
+    except OSError as error:
+        return Walk(request.tokens, right, None, str(error) or type(error).__name__)
+    whole = reply.ended and not reply.error
+    return Walk(request.tokens, right, reply.tokens if whole else None, reply.error)
