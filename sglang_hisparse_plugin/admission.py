@@ -13,12 +13,14 @@ class Admission:
     """One pass over the waiting queue.
 
     Tokens still to be generated are counted as SGLang counts them: at most CLIP_MAX_NEW_TOKENS, and of those that are
-    under way the part that its new-token ratio expects. A hot buffer is counted as large as it can become. A request
-    that would have the pools to itself needs room for its prompt and one token: nobody could ever make more room.
+    under way the part that its new-token ratio expects. A hot buffer is counted as large as it can become, and who
+    speculates with the positions that a step takes ahead. A request that would have the pools to itself needs room for
+    its prompt and one step: nobody could ever make more room.
     """
 
     def __init__(self, scheduler: Any, running: Any) -> None:
         self.coordinator = scheduler.hisparse_coordinator
+        self.ahead = upstream.tokens_ahead(scheduler)
         self.holders = list(_holders(scheduler, running))
         self.left: dict[str, int] = {}
         self.admitted = 0
@@ -49,10 +51,12 @@ class Admission:
         device = memory.hot_buffer(c, tokens + most) - buffered
         if not buffered:
             device = max(device, upstream.paged(c, tokens) // ratio) - held // ratio
+        length = tokens + expected + self.ahead
+        host = upstream.paged(c, length) if self.ahead else upstream.host_slots_for(c, length // ratio)
         needs = {
-            "device": device,
-            "host": upstream.host_slots_for(c, (tokens + expected) // ratio) - upstream.host_slots_held(c, req),
-            "logical": upstream.paged(c, tokens + expected) - held,
+            "device": device + upstream.scratch(c, slot),
+            "host": host - upstream.host_slots_held(c, req),
+            "logical": upstream.paged(c, length) - held,
         }
         return {name: max(0, slots) for name, slots in needs.items()}
 

@@ -1,7 +1,8 @@
 """What a decode step takes from the device and the host pool, and whether they have it.
 
 A step of a request with L tokens writes token L, and copies token L-1 to the host pool. It takes device slots while
-the hot buffer still grows; a request with a full buffer takes none.
+the hot buffer still grows; a request with a full buffer takes none. A step that speculates takes no device slots, for
+the whole buffer was there from the first one on, and host slots for all positions that it may come to.
 """
 
 from __future__ import annotations
@@ -19,14 +20,27 @@ REMEDY = {
 }
 
 
-def step(coordinator: Any, reqs: Sequence[Any]) -> dict[str, int]:
-    """Device and host slots that the next decode step of `reqs` takes; without speculation."""
+def step(coordinator: Any, reqs: Sequence[Any], ahead: int = 0) -> dict[str, int]:
+    """Device and host slots that the next decode step of `reqs` takes.
+
+    Args:
+        ahead: positions past its tokens for which a step that speculates has slots; 0 without speculation.
+    """
     device = host = 0
     for req in reqs:
         slot, tokens = upstream.slot(req), upstream.allocated_len(req)
-        device += max(0, hot_buffer(coordinator, tokens + 1) - int(coordinator.req_device_buffer_size[slot]))
-        host += _copied(coordinator, slot, tokens)
+        if ahead:
+            host += _drafted(coordinator, req, max(tokens, upstream.committed_len(req) + ahead))
+        else:
+            device += max(0, hot_buffer(coordinator, tokens + 1) - int(coordinator.req_device_buffer_size[slot]))
+            host += _copied(coordinator, slot, tokens)
     return {"device": device, "host": host}
+
+
+def _drafted(coordinator: Any, req: Any, length: int) -> int:
+    """Host slots to take so that every position below `length` has one; they come in pages."""
+    most = int(coordinator.req_to_host_pool.shape[1])
+    return max(0, min(upstream.paged(coordinator, length), most) - upstream.host_slots_held(coordinator, req))
 
 
 def _copied(coordinator: Any, slot: Any, tokens: int) -> int:
@@ -38,10 +52,13 @@ def _copied(coordinator: Any, slot: Any, tokens: int) -> int:
 
 
 def hot_buffer(coordinator: Any, tokens: int) -> int:
-    """Device slots of the hot buffer of a request of `tokens` tokens; of DeepSeek-V4 it is whole from the start."""
+    """Device slots of the hot buffer of a request of `tokens` tokens.
+
+    It is whole from the start under speculation and for DeepSeek-V4.
+    """
     c = coordinator
     paged = upstream.paged(c, tokens)
-    whole = paged >= c.device_buffer_size or getattr(c, "is_dsv4_hisparse", False)
+    whole = paged >= c.device_buffer_size or getattr(c, "is_dsv4_hisparse", False) or upstream.speculates(c)
     return int(c.padded_buffer_size) if whole else paged
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
+import importlib.util
 import inspect
 import sys
 from collections.abc import Iterator
@@ -111,6 +112,12 @@ def allocated_len(req: Any) -> int:
     """Logical KV slots a request that has a row holds. In ``req.kv`` from 0.5.16."""
     owner = req if hasattr(req, "kv_allocated_len") else req.kv
     return int(owner.kv_allocated_len)
+
+
+def committed_len(req: Any) -> int:
+    """Of those, slots of tokens that are known to be right: fewer with speculation. In ``req.kv`` from 0.5.16."""
+    owner = req if hasattr(req, "kv_committed_len") else req.kv
+    return int(owner.kv_committed_len)
 
 
 def mapping_of(coordinator: Any, req: Any) -> tuple[Any, Any]:
@@ -237,6 +244,39 @@ def speculates(coordinator: Any) -> bool:
     return hasattr(coordinator, "verify_rows") or bool(native and native.enabled)
 
 
+def waits_for_device(coordinator: Any) -> bool:
+    """Whether one in staging whose buffer finds no room stays there: this package's speculation sees to it."""
+    return hasattr(coordinator, "verify_rows")
+
+
+def scratch(coordinator: Any, slot: int | None) -> int:
+    """Device slots that SGLang's own speculation, from 0.5.22, has yet to take for a request besides its buffer."""
+    native = getattr(coordinator, "spec_swap", None)
+    if not native or not native.enabled or slot in native._scratch_reqs:
+        return 0
+    return int(native.scratch_capacity)
+
+
+#: Where SGLang says how many slots a step that speculates takes: the last to 0.5.12, the first from 0.5.16.
+STEP_SIZES = ("sglang.srt.mem_cache.allocation_sizing", CACHE, "sglang.srt.managers.utils")
+
+
+def tokens_ahead(holder: Any) -> int:
+    """Positions past its tokens for which a request has slots in a step that speculates; 0 without speculation.
+
+    Spec v2 takes the slots of two steps at a time; spec v1, to 0.5.12 where nothing overlaps, those of one.
+
+    Args:
+        holder: a scheduler or a batch.
+    """
+    if holder.spec_algorithm is None or holder.spec_algorithm.is_none():
+        return 0
+    places = (vars(sys.modules[name]) for name in STEP_SIZES if name in sys.modules)
+    once = int(next(found for place in places if (found := place.get("get_alloc_len_per_decode")))())
+    v1 = not holder.enable_overlap and importlib.util.find_spec("sglang.srt.speculative.eagle_worker") is not None
+    return once if v1 else 2 * once
+
+
 def prefill_in_flight(scheduler: Any) -> bool:
     """Whether requests in neither the running batch nor staging hold slots: of a prefill whose result is to come."""
     last = scheduler.last_batch
@@ -247,6 +287,11 @@ def prefill_in_flight(scheduler: Any) -> bool:
 def is_hisparse(allocator: Any) -> bool:
     """Whether this is the allocator of a HiSparse pool."""
     return hasattr(allocator, "hisparse_attn_allocator")
+
+
+def device_tokens(allocator: Any) -> int:
+    """Tokens of which the device pool holds the KV; DeepSeek-V4 keeps one row per few tokens."""
+    return int(allocator.hisparse_attn_allocator.size) * int(getattr(allocator, "compress_ratio", 1))
 
 
 def answer_abort(scheduler: Any, req: Any, reason: dict[str, Any]) -> None:
@@ -286,12 +331,17 @@ def host_slots_for(coordinator: Any, rows: int) -> int:
 
 
 def host_slots_held(coordinator: Any, req: Any) -> int:
-    """Host slots that a request has; to 0.5.12, where nobody counts them, told from how far it is, or one too few."""
+    """Host slots that a request has.
+
+    To 0.5.12 SGLang does not count them: told from how far it is, or one too few; while it speculates, counted by us.
+    """
     row, reserved = slot(req), host_reserved(coordinator)
     if row is None:
         return 0
     if reserved is not None:
         return int(reserved[row])
+    if speculates(coordinator) and (counted := coordinator.verify_rows.reserved(row)):
+        return int(counted)
     decodes = int(coordinator.req_device_buffer_size[row]) > 0
     return allocated_len(req) - decodes if decodes or getattr(req, "hisparse_staging", False) else 0
 

@@ -31,7 +31,7 @@ def judge(tree: SourceTree) -> Verdict:
 def get_new_batch_prefill(original: Any, scheduler: Any, *args: Any, **kwargs: Any) -> Any:
     """If the pass admits nobody and nobody is there who could make room, the request it ended at is refused."""
     c = scheduler.hisparse_coordinator
-    if c is None or upstream.speculates(c):  # whose draft tokens have slots of their own
+    if c is None:
         return original(scheduler, *args, **kwargs)
     running = kwargs.get("running_batch", args[0] if args else scheduler.running_batch)
     allocator = scheduler.token_to_kv_pool_allocator
@@ -69,12 +69,19 @@ def add_one_req(original: Any, adder: Any, req: Any, *args: Any, **kwargs: Any) 
 
 @contextlib.contextmanager
 def _logical(budget: Any, whole: Any) -> Iterator[None]:
+    """The original looks at the logical pool, and adds no device slots of a buffer or scratch to its tokens."""
     name = "allocator" if hasattr(budget, "allocator") else "token_to_kv_pool_allocator"
     setattr(budget, name, whole.logical_attn_allocator)
+    whole.request_slot_reserve = _nothing
     try:
         yield
     finally:
         setattr(budget, name, whole)
+        del whole.request_slot_reserve
+
+
+def _nothing(**_: Any) -> int:
+    return 0
 
 
 OVERLAY = Overlay(

@@ -36,10 +36,10 @@ def check_decode_mem(original: Any, batch: Any, selected_indices: Any = None) ->
     """Whether each pool has what the step takes of it; the original has evicted what could be."""
     fits = bool(original(batch, selected_indices))
     c = batch.hisparse_coordinator
-    if c is None or not batch.spec_algorithm.is_none():
+    if c is None:
         return fits
     reqs = batch.reqs if selected_indices is None else [batch.reqs[i] for i in selected_indices]
-    needed = memory.step(c, reqs)
+    needed = memory.step(c, reqs, upstream.tokens_ahead(batch))
     if not fits:
         needed["logical"] = batch.new_tokens_required_next_decode(selected_indices)
     batch.hisparse_lacks = memory.lacking(c, needed)

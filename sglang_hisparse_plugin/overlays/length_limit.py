@@ -8,46 +8,60 @@ from typing import Any
 from .. import upstream
 from ..patching.outcome import Defective, Fixed, Verdict
 from ..patching.overlay import Hook, Overlay
-from ..patching.source import SourceTree
-from .probing import existing, expect, expect_hookable, probe
+from ..patching.source import FunctionSource, SourceTree
+from .probing import existing, expect, expect_hookable, looks_at, probe
 
 WORKER = "sglang.srt.managers.tp_worker"
-METHOD = "TpModelWorker.get_worker_info"
+METHOD, INIT = "TpModelWorker.get_worker_info", "TpModelWorker.__init__"
 #: Places of the longest request, and of its longest prompt, in what the method returns.
 LENGTH, INPUT = 4, 5
 #: Cuts the number of tokens to generate to what can be scheduled.
 CLIP = "init_req_max_new_tokens"
+#: The name under which a scheduler and its cut know the size of the device pool.
+DEVICE = "max_total_num_tokens"
 
 
 @probe
 def judge(tree: SourceTree) -> Verdict:
     info = existing(tree.function(WORKER, METHOD), METHOD)
-    if "logical_max_total_num_tokens" in ast.unparse(info.node):
-        return Fixed("get_worker_info looks at the logical pool")
+    clip = existing(upstream.scheduler_method(tree, CLIP), f"Scheduler.{CLIP}")
     returned = [node.value for node in ast.walk(info.node) if isinstance(node, ast.Return)]
     items = returned[0].elts if len(returned) == 1 and isinstance(returned[0], ast.Tuple) else []
-    found = [ast.unparse(item).removeprefix("self.") for item in items[LENGTH : INPUT + 1]]
+    found = [ast.unparse(item) for item in items[LENGTH : INPUT + 1]]
     expect(
-        found in (["max_req_len", "max_req_input_len"], ["max_req_len", "max_req_len - 5"]),
+        [item.removeprefix("self.") for item in found]
+        in (["max_req_len", "max_req_input_len"], ["max_req_len", "max_req_len - 5"]),
         f"one tuple returned, with max_req_len and max_req_input_len as items {LENGTH} and {INPUT}",
         ", ".join(found) or "another return",
     )
+    limits = info if not found[0].startswith("self.") else existing(tree.function(WORKER, INIT), INIT)
+    answers = not looks_at(clip, DEVICE) or _knows(clip)
+    if _knows(limits) and answers:
+        return Fixed("requests and answers are limited to what the logical pool holds")
     expect_hookable(info, "self")
-    expect_hookable(existing(upstream.scheduler_method(tree, CLIP), f"Scheduler.{CLIP}"), "self", "req")
-    return Defective("get_worker_info limits requests to what the device pool holds")
+    expect_hookable(clip, "self", "req")
+    what = "cuts answers" if _knows(limits) else "limits requests" if answers else "limits requests, and cuts answers,"
+    return Defective(f"SGLang {what} to what the device pool holds")
+
+
+def _knows(function: FunctionSource) -> bool:
+    """Whether the size of the logical pool stands in it, for when HiSparse is on."""
+    return any(
+        any("enable_hisparse" in guard for guard in function.guards(node)) for node in looks_at(function, "size_full")
+    )
 
 
 def get_worker_info(original: Any, worker: Any) -> Any:
     """A prompt that is prefilled here passes through the device pool; one that comes with its KV does not."""
     info = original(worker)
     allocator = worker.model_runner.token_to_kv_pool_allocator
-    if not hasattr(allocator, "hisparse_attn_allocator"):
+    if not upstream.is_hisparse(allocator):
         return info
     spare = info[LENGTH] - info[INPUT]
-    longest = min(worker.model_config.context_len, allocator.logical_attn_allocator.size) - 1
+    longest = min(worker.model_config.context_len, allocator.size_full) - 1
     prompt = longest - spare
     if upstream.prefills(worker):
-        prompt = min(prompt, allocator.hisparse_attn_allocator.size)
+        prompt = min(prompt, upstream.device_tokens(allocator))
     return (*info[:LENGTH], longest, prompt, *info[INPUT + 1 :])
 
 
@@ -56,7 +70,7 @@ def init_req_max_new_tokens(original: Any, scheduler: Any, req: Any) -> Any:
     if scheduler.hisparse_coordinator is None:
         return original(scheduler, req)
     device_tokens = scheduler.max_total_num_tokens
-    scheduler.max_total_num_tokens = upstream.pools(scheduler.hisparse_coordinator)["logical"].size
+    scheduler.max_total_num_tokens = scheduler.token_to_kv_pool_allocator.size_full
     try:
         return original(scheduler, req)
     finally:
@@ -69,15 +83,15 @@ OVERLAY = Overlay(
     why=(
         "SGLang limits prompt and answer together to the size of the KV pool, by which it means the device pool. Under "
         "HiSparse that holds a prompt only until it is staged, and with PD disaggregation not even that. The hooks "
-        "take the logical pool for the limit, and the device pool only for prompts that are prefilled here."
+        "take the logical pool for the limit, and the device pool only for prompts that are prefilled here. What "
+        "0.5.21 calls logical tokens is the device pool of all ranks that share a context."
     ),
     loses="prompt and answer together may not be longer than the device pool",
     rows=("length-limit",),
     origin="sgl-project/sglang#24764, #28753",
-    remove_when="0.5.21 is the oldest supported release",
-    fixed_since="0.5.21",
+    remove_when="get_worker_info limits requests by the allocator's size_full in the oldest supported release",
     requires=("admission-memory",),
-    no_diff="0.5.21 has it",
+    no_diff="not written yet",
     probe=judge,
     hooks=lambda tree: (
         Hook(f"{WORKER}:{METHOD}", get_worker_info),

@@ -58,7 +58,8 @@ def _without_room(c: Any) -> Any:
     room = upstream.pools(c)["device"].available_size()
     for act in c.ack_staging_queue:
         tokens = upstream.allocated_len(act.req)
-        missing = 0 if upstream.speculates(c) else max(0, memory.hot_buffer(c, tokens) - upstream.paged(c, tokens))
+        missing = max(0, memory.hot_buffer(c, tokens) - upstream.paged(c, tokens))
+        missing = 0 if upstream.waits_for_device(c) else missing + upstream.scratch(c, upstream.slot(act.req))
         if act.finish_event is NEVER or missing > room:
             yield act.req
         else:

@@ -85,6 +85,10 @@ class VerifyRows:
         if self._counts:
             self._reserved[slot] = stop
 
+    def reserved(self, slot: int) -> int:
+        """Positions of a request that have a host slot; 0 while it is in staging, where nobody here counts them."""
+        return int(self._reserved[slot])
+
     def close(self, slot: int, tokens: int) -> None:
         """A request of `tokens` logical slots ends: free the host slots past them, if nobody else counts them."""
         if self._counts:

@@ -28,7 +28,7 @@ VERDICTS = {
     "decode-memory    ": "- D D D D D D D D D",
     "staging-memory   ": "- D D D D D D D D D",
     "admission-memory ": "- D D D D D D D D D",
-    "length-limit     ": "- D D D D D D D D F",
+    "length-limit     ": "- D D D D D D D D D",
     "swap-in          ": "- D D D D D D D D D",
     "observe          ": "- D D D D D D D D D",
     "speculative      ": "- D D D D D D - - F",
