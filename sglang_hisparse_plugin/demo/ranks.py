@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 
@@ -16,7 +17,8 @@ from .walks import Walk
 OVERLAY = "tp-ready"  #: the overlay that lets a rank vote whose staging queue is empty
 TURNS = 5  #: iterations by which a request comes later to one rank
 STEPS = 16  #: tokens of such a request
-PATIENCE = 30  #: seconds in which a server that does not hang answers it many times over
+PATIENCE = 20  #: seconds, at least, in which a server that does not hang answers it
+MANY = 5  #: times as long as it took where no rank hangs
 WITHOUT, WITH = "without HiSparse", "with HiSparse and the plugin"
 CONTROL = f"control: without {OVERLAY}, a request that comes later to one rank is never answered"
 
@@ -33,13 +35,15 @@ def run(launcher: Launcher) -> Report:
         ahead = launcher.scale.device == "cuda"
         starts = {name: pool.submit(server.__enter__) for name, server in servers.items() if ahead}
 
+        took: list[float] = []
+
         def up(name: str) -> contextlib.AbstractContextManager[Server]:
             return _up(servers[name], starts.get(name))
 
         parts: list[checks.Part] = [
             (WITHOUT, lambda: _without_hisparse(launcher, report, up(WITHOUT))),
-            (WITH, lambda: _with_plugin(launcher, report, up(WITH))),
-            (CONTROL, lambda: _without_the_overlay(launcher, report, up(CONTROL))),
+            (WITH, lambda: took.append(_with_plugin(launcher, report, up(WITH)))),
+            (CONTROL, lambda: _without_the_overlay(launcher, report, up(CONTROL), MANY * max(took, default=0))),
         ]
         try:
             checks.make(report, parts)
@@ -69,23 +73,29 @@ def _without_hisparse(launcher: Launcher, report: Report, up: contextlib.Abstrac
         checks.pools_balance(report, server, "without HiSparse: pools of every rank are balanced at the end")
 
 
-def _with_plugin(launcher: Launcher, report: Report, up: contextlib.AbstractContextManager[Server]) -> None:
+def _with_plugin(launcher: Launcher, report: Report, up: contextlib.AbstractContextManager[Server]) -> float:
+    """Returns the seconds that requests took which come later to one rank."""
     with up as server:
         checks.with_plugin(launcher, report, server, "plugin-on")
+        start = time.monotonic()
         for rank in range(launcher.tp):
             launcher.progress(f"plugin-on: a request that comes later to rank {rank}")
             name = f"a request that comes {TURNS} iterations later to rank {rank}, beside another: both exact"
-            checks.all_exact(report, name, _late(server, launcher.scale, rank))
+            checks.all_exact(report, name, _late(server, launcher.scale, rank, server.patience))
+        took = time.monotonic() - start
         checks.pools_balance(report, server, "pools of every rank are balanced once more")
+    return took
 
 
-def _without_the_overlay(launcher: Launcher, report: Report, up: contextlib.AbstractContextManager[Server]) -> None:
+def _without_the_overlay(
+    launcher: Launcher, report: Report, up: contextlib.AbstractContextManager[Server], patience: float
+) -> None:
     if not checks.called_for(launcher, report, OVERLAY, CONTROL):
         return
     with up as server:
         launcher.progress(f"without-{OVERLAY}: waiting for the defect")
         before = walks.ask(server, *walks.crowd(launcher.scale, 1)[0])
-        answers = _late(server, launcher.scale, launcher.tp - 1)
+        answers = _late(server, launcher.scale, launcher.tp - 1, max(PATIENCE, patience))
         state = "lives and hangs" if server.alive else f"ended: {server.last_exception()}"
         report.add(
             CONTROL,
@@ -94,14 +104,14 @@ def _without_the_overlay(launcher: Launcher, report: Report, up: contextlib.Abst
         )
 
 
-def _late(server: Server, scale: Scale, rank: int) -> list[Walk]:
+def _late(server: Server, scale: Scale, rank: int, patience: float) -> list[Walk]:
     """Of a request that comes later to one rank, and of another that decodes meanwhile."""
     prompts = [
         (model.prompt(scale.crowd[0], seed=2000 + rank), STEPS),
         (model.prompt(scale.crowd[0], 2100), scale.steps),
     ]
     late, beside = (
-        Client(f"http://127.0.0.1:{server.port}", rid, *prompt, PATIENCE)
+        Client(f"http://127.0.0.1:{server.port}", rid, *prompt, patience)
         for rid, prompt in zip((probe.late_id(rank, TURNS), f"beside-{rank}"), prompts, strict=True)
     )
     with ThreadPoolExecutor(1) as pool:
