@@ -18,11 +18,11 @@ def main(*wanted: str) -> None:
     _register()
     import sglang.srt.managers.scheduler  # noqa: F401  (once, for every fork)
 
-    from speculative import cases, rig
+    from speculative import cases, exhaustion, rig
 
     scheduler = rig.start()
-    names = wanted or tuple(cases.CASES)
-    results = {name: _forked(lambda name=name: _run(cases.CASES[name], scheduler)) for name in names}
+    known = cases.CASES | exhaustion.CASES
+    results = {name: _forked(lambda name=name: _run(known[name], scheduler)) for name in wanted or known}
     print(json.dumps(results), flush=True)
     os._exit(0)  # no thread of SGLang's has anything to finish
 
