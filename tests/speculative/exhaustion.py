@@ -98,7 +98,7 @@ def counted(scheduler: object) -> dict[str, object]:
     server, steps = Server(scheduler, output=300), 0
     chance = random.Random(5)
     for _ in range(160):
-        if len(server.requests) < 3 and chance.random() < 0.2 or not server.requests:
+        if not server.requests or (len(server.requests) < 3 and chance.random() < 0.2):
             server.admit(chance.choice((3, HOT_BUFFER - 2, HOT_BUFFER + 1, 130, 190)))
         before, batch = server.pools.sizes(), server.batch()
         needed = memory.step(server.coordinator, batch.reqs, upstream.tokens_ahead(batch))

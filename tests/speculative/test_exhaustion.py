@@ -1,4 +1,4 @@
-"""A pool that runs out while a server speculates: the youngest goes back, who can never fit is refused, others go on."""
+"""A pool runs out while a server speculates: the youngest goes back, who can never fit is refused, others go on."""
 
 from __future__ import annotations
 
