@@ -26,7 +26,7 @@ from rich.table import Table
 from rich.text import Text
 
 from .. import __version__, installation, provenance, upstream
-from ..demo import checks, cpu, load, model, ranks, releases, server, speculation
+from ..demo import checks, cpu, load, model, pd, ranks, releases, server, speculation
 from ..demo.model import Draft
 from ..demo.setup import BACKENDS, SCALES, Launcher, Scale, Target, Variant
 
@@ -74,6 +74,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     load_group.add_argument("--load", type=float, metavar="SECONDS", help="how long they keep coming")
     load_group.add_argument("--seed", type=int, metavar="N", help="of what they do; default 0")
+    parser.add_argument(
+        "--pd",
+        action="store_true",
+        help="prefill on one server and decode, with HiSparse, on another, instead of the other checks; needs Mooncake",
+    )
     parser.add_argument("--work-dir", type=Path, metavar="DIR", help="keep the model and the servers' logs there")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
@@ -239,10 +244,12 @@ def _run(
                 return load.run(launcher, options.load, options.seed or 0)
             if variant:
                 return speculation.run(launcher, options.quick)
+            if options.pd:
+                return pd.run(launcher)
             return ranks.run(launcher) if options.tp > 1 else checks.run(launcher)
 
         # a GPU holds one server at a time; on a CPU most of a server's start is waiting for imports
-        one_by_one = scale.device == "cuda" or options.tp > 1
+        one_by_one = scale.device == "cuda" or options.tp > 1 or options.pd
         every: Callable[..., Iterator[checks.Report]] = map if one_by_one else pool.map
         try:
             return list(every(one, targets, says))

@@ -14,7 +14,7 @@ from ..patching import engine
 from ..patching.outcome import Applied, Refused, Skipped
 from . import model, probe, walks
 from .server import Server, ServerFailed
-from .setup import Launcher
+from .setup import Launcher, Scale
 from .walks import Walk
 
 
@@ -212,13 +212,19 @@ def one_wrong_row(launcher: Launcher, report: Report, server: Server, layer: int
     scale = launcher.scale
     where = f"layer {layer}" if launcher.tp == 1 else f"layer {layer}, on rank {rank} alone,"
     name = f"control: one wrong host row in {where} breaks the walk where it is needed"
+    tokens, step, position, source = wrong_row(scale, layer)
+    walk = walks.ask(server, tokens, step + 8, rid=probe.fault_id(rank, layer, position, source))
+    report.add(name, walk.break_at == step, f"row {position}, needed at step {step}: {walk}")
+
+
+def wrong_row(scale: Scale, layer: int) -> tuple[list[int], int, int, int]:
+    """A prompt, the step of its walk that needs a row beyond the hot buffer, that row, and one of another digit."""
     tokens = model.prompt(scale.long[-1], seed=1000 + layer)
     step, position = walks.first_step_beyond(tokens, scale.hot_buffer)
     digits = model.content_digits()
     right = digits[model.Edge.of(tokens[position]).content][layer]
     source = next(i for i, t in enumerate(tokens) if model.differ(digits[model.Edge.of(t).content][layer], right))
-    walk = walks.ask(server, tokens, step + 8, rid=probe.fault_id(rank, layer, position, source))
-    report.add(name, walk.break_at == step, f"row {position}, needed at step {step}: {walk}")
+    return tokens, step, position, source
 
 
 def pools_balance(report: Report, server: Server, name: str = "pools are balanced at the end") -> dict[str, int] | None:

@@ -8,8 +8,9 @@ import json
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -22,6 +23,8 @@ class Reply:
     ended: str = ""
     """The type of the finish reason; empty if the stream broke off or was left."""
     error: str = ""
+    status: int = 200
+    """Of HTTP."""
     left: bool = False
 
 
@@ -32,10 +35,20 @@ class Client:
         url: of the server.
         rid: the request's id.
         patience: seconds to wait for the next bytes.
+        more: further fields of the request.
     """
 
-    def __init__(self, url: str, rid: str, tokens: list[int], steps: int, patience: float) -> None:
+    def __init__(  # noqa: PLR0917 (what a request is made of)
+        self,
+        url: str,
+        rid: str,
+        tokens: list[int],
+        steps: int,
+        patience: float,
+        more: Mapping[str, Any] = MappingProxyType({}),
+    ) -> None:
         self.url, self.rid, self.tokens, self.steps, self.patience = url, rid, tokens, steps, patience
+        self.more = more
         self._left = self._aborted = False
 
     def generate(self) -> Reply:
@@ -48,7 +61,7 @@ class Client:
             with urllib.request.urlopen(self._request(stream=False), timeout=self.patience) as answer:
                 return _add(Reply(), json.load(answer))
         except urllib.error.HTTPError as error:
-            return Reply(error=error.read().decode(errors="replace") or str(error))
+            return _refusal(error)
         except http.client.HTTPException as error:
             raise ConnectionError(f"half an answer: {error!r}") from error
 
@@ -69,14 +82,14 @@ class Client:
                         reply.left = True
                         break
         except urllib.error.HTTPError as error:
-            reply.error = error.read().decode(errors="replace") or str(error)
+            return _refusal(error)
         except http.client.HTTPException as error:
             raise ConnectionError(f"half an answer: {error!r}") from error
         return reply
 
-    def abort(self) -> None:
-        """Ask the server to give the request up; again and again does no harm."""
-        if self._aborted:
+    def abort(self, again: bool = False) -> None:
+        """Ask the server to give the request up, once; or `again`, for it forgets whom it did not know yet."""
+        if self._aborted and not again:
             return
         self._aborted = True
         body = json.dumps({"rid": self.rid}).encode()
@@ -104,10 +117,15 @@ class Client:
             "input_ids": self.tokens,
             "stream": stream,
             "sampling_params": {"temperature": 0, "max_new_tokens": self.steps, "ignore_eos": True},
+            **self.more,
         }
         return urllib.request.Request(
             f"{self.url}/generate", json.dumps(body).encode(), {"Content-Type": "application/json"}
         )
+
+
+def _refusal(error: urllib.error.HTTPError) -> Reply:
+    return Reply(error=error.read().decode(errors="replace") or str(error), status=error.code)
 
 
 def _add(reply: Reply, part: dict[str, Any]) -> Reply:

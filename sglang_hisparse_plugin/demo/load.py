@@ -132,16 +132,16 @@ def _client(server: Server, scale: Scale, rng: random.Random, end: float, tally:
 
 
 def _walk(request: Client, _: random.Random) -> str:
-    return _judge(request, request.generate(), aborted=False)
+    return judge(request, request.generate(), aborted=False)
 
 
 def _stream(request: Client, _: random.Random) -> str:
-    return _judge(request, request.stream(), aborted=False)
+    return judge(request, request.stream(), aborted=False)
 
 
 def _abort_streaming(request: Client, rng: random.Random) -> str:
     """After a few tokens, or none."""
-    return _judge(request, request.stream(rng.randint(0, request.steps), request.abort), aborted=True)
+    return judge(request, request.stream(rng.randint(0, request.steps), request.abort), aborted=True)
 
 
 def _abort_soon(request: Client, rng: random.Random) -> str:
@@ -149,7 +149,7 @@ def _abort_soon(request: Client, rng: random.Random) -> str:
     timer = threading.Timer(rng.expovariate(1.0), request.abort)
     timer.start()
     try:
-        return _judge(request, request.generate(), aborted=True)
+        return judge(request, request.generate(), aborted=True)
     finally:
         timer.cancel()
         timer.join()
@@ -157,7 +157,7 @@ def _abort_soon(request: Client, rng: random.Random) -> str:
 
 def _leave_streaming(request: Client, rng: random.Random) -> str:
     reply = request.stream(rng.randint(0, request.steps), request.leave)
-    return "disconnected" if reply.left and _prefix(request, reply) else _judge(request, reply, aborted=False)
+    return "disconnected" if reply.left and _prefix(request, reply) else judge(request, reply, aborted=False)
 
 
 def _leave_at_once(request: Client, rng: random.Random) -> str:
@@ -175,7 +175,8 @@ KINDS = {
 }
 
 
-def _judge(request: Client, reply: Reply, aborted: bool) -> str:
+def judge(request: Client, reply: Reply, aborted: bool) -> str:
+    """What became of a request."""
     right = model.walk(request.tokens, request.steps)
     if reply.tokens == right:
         return "exact"

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
-from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from . import checks, model, probe, walks
 from .checks import Report
-from .client import Client, Reply
+from .client import Client
 from .server import Server
 from .setup import Launcher, Scale
+from .side_by_side import SideBySide, Up
 from .walks import Walk
 
 OVERLAY = "tp-ready"  #: the overlay that lets a rank vote whose staging queue is empty
@@ -24,48 +23,24 @@ CONTROL = f"control: without {OVERLAY}, a request that comes later to one rank i
 
 
 def run(launcher: Launcher) -> Report:
-    """Every check on one release. On a GPU the servers start side by side: most of a start is compilers at work."""
+    """Every check on one release."""
     report = Report(launcher.target.name)
-    servers = {
-        WITHOUT: launcher.server("without-hisparse", hisparse=False),
-        WITH: launcher.server("plugin-on", retract=True),
-        CONTROL: launcher.server(f"without-{OVERLAY}", skip=OVERLAY),
-    }
-    with ThreadPoolExecutor(len(servers)) as pool:
-        ahead = launcher.scale.device == "cuda"
-        starts = {name: pool.submit(server.__enter__) for name, server in servers.items() if ahead}
-
+    without = launcher.server("without-hisparse", hisparse=False)
+    with_plugin = launcher.server("plugin-on", retract=True)
+    control = launcher.server(f"without-{OVERLAY}", skip=OVERLAY)
+    with SideBySide([without, with_plugin, control], at_once=launcher.scale.device == "cuda") as servers:
+        servers.begin()
         took: list[float] = []
-
-        def up(name: str) -> contextlib.AbstractContextManager[Server]:
-            return _up(servers[name], starts.get(name))
-
         parts: list[checks.Part] = [
-            (WITHOUT, lambda: _without_hisparse(launcher, report, up(WITHOUT))),
-            (WITH, lambda: took.append(_with_plugin(launcher, report, up(WITH)))),
-            (CONTROL, lambda: _without_the_overlay(launcher, report, up(CONTROL), MANY * max(took, default=0))),
+            (WITHOUT, lambda: _without_hisparse(launcher, report, servers.up(without))),
+            (WITH, lambda: took.append(_with_plugin(launcher, report, servers.up(with_plugin)))),
+            (CONTROL, lambda: _without_the_overlay(launcher, report, servers.up(control), MANY * max(took, default=0))),
         ]
-        try:
-            checks.make(report, parts)
-        finally:
-            for server in servers.values():
-                server.stop()
+        checks.make(report, parts)
     return report
 
 
-@contextlib.contextmanager
-def _up(server: Server, start: Future[Server] | None) -> Iterator[Server]:
-    """The server, whose `start` was perhaps begun before."""
-    with contextlib.ExitStack() as stack:
-        if start:
-            stack.callback(server.stop)
-            start.result()
-        else:
-            stack.enter_context(server)
-        yield server
-
-
-def _without_hisparse(launcher: Launcher, report: Report, up: contextlib.AbstractContextManager[Server]) -> None:
+def _without_hisparse(launcher: Launcher, report: Report, up: Up) -> None:
     with up as server:
         launcher.progress("without-hisparse: long walks")
         answers = [walks.ask(server, *each) for each in walks.long(launcher.scale)]
@@ -73,7 +48,7 @@ def _without_hisparse(launcher: Launcher, report: Report, up: contextlib.Abstrac
         checks.pools_balance(report, server, "without HiSparse: pools of every rank are balanced at the end")
 
 
-def _with_plugin(launcher: Launcher, report: Report, up: contextlib.AbstractContextManager[Server]) -> float:
+def _with_plugin(launcher: Launcher, report: Report, up: Up) -> float:
     """Returns the seconds that requests took which come later to one rank."""
     with up as server:
         checks.with_plugin(launcher, report, server, "plugin-on")
@@ -87,9 +62,7 @@ def _with_plugin(launcher: Launcher, report: Report, up: contextlib.AbstractCont
     return took
 
 
-def _without_the_overlay(
-    launcher: Launcher, report: Report, up: contextlib.AbstractContextManager[Server], patience: float
-) -> None:
+def _without_the_overlay(launcher: Launcher, report: Report, up: Up, patience: float) -> None:
     if not checks.called_for(launcher, report, OVERLAY, CONTROL):
         return
     with up as server:
@@ -119,18 +92,8 @@ def _late(server: Server, scale: Scale, rank: int, patience: float) -> list[Walk
 
         def ask() -> None:
             if not asked:
-                asked.append(pool.submit(_walk, late, late.generate))
+                asked.append(pool.submit(lambda: walks.of(late, walks.reply(late.generate))))
 
-        other = _walk(beside, lambda: beside.stream(4, ask))
+        other = walks.of(beside, walks.reply(lambda: beside.stream(4, ask)))
         ask()
         return [asked[0].result(), other]
-
-
-def _walk(request: Client, send: Callable[[], Reply]) -> Walk:
-    right = model.walk(request.tokens, request.steps)
-    try:
-        reply = send()
-    except OSError as error:
-        return Walk(request.tokens, right, None, str(error) or type(error).__name__)
-    whole = reply.ended and not reply.error
-    return Walk(request.tokens, right, reply.tokens if whole else None, reply.error)

@@ -15,11 +15,14 @@ import threading
 import time
 import urllib.error
 import urllib.request
+import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any
+
+from .client import Client
 
 Progress = Callable[[str], None]
 _EXCEPTION = re.compile(r"^(?:\w+\.)*\w*(?:Error|Exception|Exit|Interrupt)(?::.*)?$", re.M)
@@ -60,7 +63,7 @@ class Server:
 
     def __init__(self, command: list[str], env: dict[str, str], log: Path, patience: float, progress: Progress) -> None:
         self.command, self.env, self.log, self.patience, self.progress = command, env, log, patience, progress
-        self.port = _free_port()
+        self.port = free_port()
         self._process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Server:
@@ -106,6 +109,10 @@ class Server:
         found = _EXCEPTION.findall(self.log_text())
         return found[-1].rstrip(" ,:") if found else None
 
+    def client(self, tokens: list[int], steps: int, rid: str | None = None) -> Client:
+        """A request to it, not yet sent."""
+        return Client(f"http://127.0.0.1:{self.port}", rid or uuid.uuid4().hex, tokens, steps, self.patience)
+
     def generate(self, tokens: list[int], steps: int, rid: str | None = None) -> Answer:
         """The `steps` tokens that greedy decoding appends.
 
@@ -131,13 +138,13 @@ class Server:
         """All the server has printed so far."""
         return self.log.read_text(errors="replace")
 
-    def stop(self) -> None:
-        """End every process of the group: politely, then not."""
+    def stop(self, politely: bool = True) -> None:
+        """End every process of the group: politely, then not; or as a crash would."""
         _running.discard(self)
         process, self._process = self._process, None
         if process is None:
             return
-        for how, grace in ((signal.SIGTERM, 5), (signal.SIGKILL, 10)):
+        for how, grace in ((signal.SIGTERM, 5), (signal.SIGKILL, 10))[not politely :]:
             with contextlib.suppress(ProcessLookupError, subprocess.TimeoutExpired):
                 os.killpg(process.pid, how)
                 process.wait(grace)
@@ -173,7 +180,7 @@ class Server:
         return "\n".join([*self.log_text().splitlines()[-lines:], f"(log: {self.log})"])
 
 
-def _free_port() -> int:
+def free_port() -> int:
     """A free port that leaves SGLang room for those it derives by adding up to 10000."""
     while True:
         port = random.randrange(20000, 50000)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import functools
+
 from ..patching.outcome import Refused
 from . import checks, walks
 from .checks import Report
 from .model import Draft
-from .server import ServerFailed
+from .server import Server, ServerFailed
 from .setup import Launcher
+from .side_by_side import SideBySide, Up
 from .walks import Walk
 
 OVERLAY = "speculative"  #: the overlay that makes HiSparse serve speculative decoding
@@ -23,51 +26,60 @@ def run(launcher: Launcher, quick: bool = False) -> Report:
         quick: only the server whose drafts are half wrong, in which every path is taken; for many variants in turn.
     """
     report = Report(launcher.target.name)
-    parts: list[checks.Part] = [("drafts half wrong", lambda: _half_wrong(launcher, report))]
-    if isinstance(refused := checks.planned(launcher).get(OVERLAY), Refused):
+    half = launcher.server("half-wrong", retract=True, draft=Draft.HALF)
+    without = launcher.server("right-drafts-without-hisparse", hisparse=False, draft=Draft.RIGHT)
+    right = launcher.server("right-drafts-with-hisparse", draft=Draft.RIGHT)
+    wrong = launcher.server("wrong-drafts-with-hisparse", draft=Draft.WRONG)
+    off = launcher.server("plugin-off", plugin="off", draft=Draft.RIGHT)
+    refused = checks.planned(launcher).get(OVERLAY)
+    if isinstance(refused, Refused):
         report.add("HiSparse serves speculative decoding", False, f"refused: {refused.evidence}. {refused.reason}")
-        parts = [(WITHOUT, lambda: _long_walks(launcher, report, WITHOUT, Draft.RIGHT))]
-    elif not quick:
-        parts += [
-            (WITHOUT, lambda: _long_walks(launcher, report, WITHOUT, Draft.RIGHT)),
-            (WITH, lambda: _long_walks(launcher, report, WITH, Draft.RIGHT)),
-            (f"{WITH}, drafts wrong", lambda: _long_walks(launcher, report, WITH, Draft.WRONG)),
-            (CONTROL, lambda: _without_plugin(launcher, report)),
-        ]
-    checks.make(report, parts)
+        later = [without]
+    else:
+        later = [] if quick else [without, right, wrong, off]
+    with SideBySide(later, at_once=launcher.scale.device == "cuda") as servers:
+        walk = functools.partial(_long_walks, launcher, report)
+        parts: dict[Server, checks.Part] = {
+            without: (WITHOUT, lambda: walk(servers.up(without), WITHOUT, Draft.RIGHT)),
+            right: (WITH, lambda: walk(servers.up(right), WITH, Draft.RIGHT)),
+            wrong: (f"{WITH}, drafts wrong", lambda: walk(servers.up(wrong), WITH, Draft.WRONG)),
+            off: (CONTROL, lambda: _without_plugin(launcher, report, off, servers.up(off))),
+        }
+        first: checks.Part = ("drafts half wrong", lambda: _half_wrong(launcher, report, half, servers))
+        start = [] if isinstance(refused, Refused) else [first]
+        checks.make(report, [*start, *(parts[server] for server in later)])
     return report
 
 
-def _half_wrong(launcher: Launcher, report: Report) -> None:
-    name = "half-wrong"
-    with launcher.server(name, retract=True, draft=Draft.HALF) as server:
-        alone = checks.with_plugin(launcher, report, server, name)
+def _half_wrong(launcher: Launcher, report: Report, server: Server, others: SideBySide) -> None:
+    with server:
+        others.begin()  # not before: then they find the kernels that this one had to compile
+        alone = checks.with_plugin(launcher, report, server, "half-wrong")
     most, got = launcher.variant.draft_tokens, acceptance(alone)
     name = f"{WITH}, drafts half wrong: some are accepted, some are not"
     _add(report, name, 1.1 < got < NEARLY * most, got, most)
 
 
-def _long_walks(launcher: Launcher, report: Report, where: str, draft: Draft) -> None:
+def _long_walks(launcher: Launcher, report: Report, up: Up, where: str, draft: Draft) -> None:
     """Exact, and nearly every draft accepted, or none."""
-    name = f"{draft.name.lower()}-drafts-{where.replace(' ', '-').lower()}"
-    with launcher.server(name, hisparse=where != WITHOUT, draft=draft) as server:
+    name = f"{where}, drafts {draft.name.lower()}"
+    with up as server:
         launcher.progress(f"{name}: long walks")
         alone = [walks.ask(server, *each) for each in walks.long(launcher.scale)]
-        checks.pools_balance(report, server, f"{where}, drafts {draft.name.lower()}: pools are balanced at the end")
+        checks.pools_balance(report, server, f"{name}: pools are balanced at the end")
     most, got = launcher.variant.draft_tokens, acceptance(alone)
-    checks.all_exact(report, f"{where}, drafts {draft.name.lower()}: walks are exact", alone)
+    checks.all_exact(report, f"{name}: walks are exact", alone)
     if draft is Draft.RIGHT:
         _add(report, f"{where}: nearly every draft is accepted", got > NEARLY * most, got, most)
     else:
         _add(report, f"control: {where}, drafts wrong: none is accepted", got == 1, got, most)
 
 
-def _without_plugin(launcher: Launcher, report: Report) -> None:
+def _without_plugin(launcher: Launcher, report: Report, server: Server, up: Up) -> None:
     if not checks.called_for(launcher, report, OVERLAY, CONTROL):
         return
-    server = launcher.server("plugin-off", plugin="off", draft=Draft.RIGHT)
     try:
-        with server:
+        with up:
             answers = [walks.ask(server, *each) for each in walks.long(launcher.scale)]
             report.add(CONTROL, *checks.damage(server, answers))
     except ServerFailed:

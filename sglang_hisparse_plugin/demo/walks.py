@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from . import model
+from .client import Client, Reply
 from .server import Server
 from .setup import Scale
 
@@ -65,6 +67,20 @@ def ask(server: Server, tokens: list[int], steps: int, rid: str | None = None) -
     except OSError as error:
         return Walk(tokens, right, None, str(error) or type(error).__name__)
     return Walk(tokens, right, answer.tokens, verifications=answer.verifications)
+
+
+def reply(ask: Callable[[], Reply]) -> Reply:
+    """What `ask` brings, or a reply that says why there is none."""
+    try:
+        return ask()
+    except OSError as error:
+        return Reply(error=f"no answer: {error or type(error).__name__}")
+
+
+def of(request: Client, reply: Reply) -> Walk:
+    """The walk that is the whole reply to a request."""
+    whole = reply.ended and not reply.error
+    return Walk(request.tokens, model.walk(request.tokens, request.steps), reply.tokens if whole else None, reply.error)
 
 
 def together(server: Server, prompts: list[Prompt]) -> list[Walk]:

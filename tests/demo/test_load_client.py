@@ -28,7 +28,7 @@ def test_tokens_sent_again_must_be_the_same() -> None:
 
 
 def judged(reply: Reply, aborted: bool = False) -> str:
-    return load._judge(Client("", "r", PROMPT, len(RIGHT), 1), reply, aborted)
+    return load.judge(Client("", "r", PROMPT, len(RIGHT), 1), reply, aborted)
 
 
 def test_verdicts() -> None:

@@ -130,4 +130,4 @@ except ServerFailed as error:
 
 
 def test_ports_leave_room_for_those_sglang_derives() -> None:
-    assert all(20000 <= module._free_port() < 50000 for _ in range(20))
+    assert all(20000 <= module.free_port() < 50000 for _ in range(20))

@@ -14,6 +14,7 @@ if os.environ.get("SGLANG_HISPARSE_DEMO_CPU"):
     cpu.install()
 
 if os.environ.get("SGLANG_HISPARSE_DEMO_PROBE"):
-    from sglang_hisparse_plugin.demo import probe
+    from sglang_hisparse_plugin.demo import pd_probe, probe
 
     probe.install()
+    pd_probe.install()

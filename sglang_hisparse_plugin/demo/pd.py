@@ -1,0 +1,130 @@
+"""The demo's claims where one server prefills and another, with HiSparse, decodes."""
+
+from __future__ import annotations
+
+import re
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+from . import checks, load, pd_events, pd_probe, walks
+from .checks import Report
+from .pd_servers import Pair, transport
+from .setup import Launcher
+from .walks import Prompt, Walk
+
+LOAD_SECONDS = 20.0
+LATER = 503  #: HTTP status of a request that was retracted and is to be sent again
+
+
+def run(launcher: Launcher) -> Report:
+    """Every check on one release."""
+    report = Report(launcher.target.name)
+    checks.make(report, [("prefill and decode on two servers", lambda: _apart(launcher, report))])
+    return report
+
+
+def _apart(launcher: Launcher, report: Report) -> None:
+    carrier = transport(launcher)
+    name = "the KV goes from server to server over loopback TCP"
+    if carrier.carries:
+        report.add(name, True, "by Mooncake")
+    else:
+        report.add(name, None, f"{carrier.why_not}. SGLang's `fake` backend serves, which brings no KV")
+    with Pair(launcher, carrier).running() as pair:
+        checks.plugin_active(launcher, report, pair.decode)
+        if carrier.carries:
+            _all(launcher, report, pair)
+        else:
+            _without_kv(launcher, report, pair)
+
+
+def _all(launcher: Launcher, report: Report, pair: Pair) -> None:
+    scale, progress = launcher.scale, launcher.progress
+    progress("long walks")
+    alone = [walks.ask(pair.decode, *each) for each in walks.long(scale)]
+    contexts = " and ".join(f"{length / scale.hot_buffer:.0f}x" for length in scale.long)
+    checks.all_exact(report, f"walks are exact through both servers, contexts {contexts} the hot buffer", alone)
+    for layer in range(scale.dims.layers):
+        progress(f"a wrong row in layer {layer}")
+        for where, fault in (("sent", pd_probe.sent_id), ("in the decode server's host pool", pd_probe.kept_id)):
+            tokens, step, position, source = checks.wrong_row(scale, layer)
+            walk = walks.ask(pair.decode, tokens, step + 8, rid=fault(layer, position, source))
+            name = f"control: one wrong row {where}, layer {layer}, breaks the walk where it is needed"
+            report.add(name, walk.break_at == step, f"row {position}, needed at step {step}: {walk}")
+    progress("forced retractions")
+    answers = _retracted(report, pair, walks.crowd(scale, scale.crowd_size))
+    name = f"{scale.crowd_size} requests at once on {scale.slots} slots, sent again when retracted: all exact"
+    checks.all_exact(report, name, answers)
+    progress("aborts")
+    pd_events.aborted_while_waiting(report, pair, scale)
+    _under_load(launcher, report, pair)
+    pd_events.balance(report, pair, "after that")
+    progress("the decode server is ended and started anew")
+    pd_events.decode_restarted(report, pair, scale)
+    progress("KV for a request that is gone")
+    pd_events.comes_late(report, pair, scale)
+    pd_events.balance(report, pair, "after that, too")
+    lost = pair.prefills.unanswered
+    name = "the prefill server answers all that it is asked"
+    report.add(name, not lost, "; ".join(lost[:3]) or f"{pair.prefills.answered} answers")
+    progress("the prefill server is ended and started anew")
+    pd_events.prefill_restarted(report, pair, scale)
+    pd_events.balance(report, pair, "at the end")
+
+
+def _without_kv(launcher: Launcher, report: Report, pair: Pair) -> None:
+    """What can be seen of a decode server that no KV comes for: that it answers, gives everything back, and lives."""
+    launcher.progress("forced retractions")
+    _all_tokens(report, _retracted(report, pair, walks.crowd(launcher.scale, launcher.scale.crowd_size)))
+    checks.pools_balance(report, pair.decode, "decode server: pools are balanced")
+    launcher.progress("the decode server is ended and started anew")
+    pair.restart_decode()
+    _all_tokens(report, walks.together(pair.decode, walks.crowd(launcher.scale, launcher.scale.slots)))
+    checks.pools_balance(report, pair.decode, "decode server: pools are balanced at the end")
+
+
+def _all_tokens(report: Report, answers: list[Walk]) -> None:
+    short = [str(walk) for walk in answers if walk.got is None or len(walk.got) != len(walk.right)]
+    report.add("every request gets as many tokens as it asked for", not short, "; ".join(short[:3]))
+
+
+def _retracted(report: Report, pair: Pair, prompts: list[Prompt]) -> list[Walk]:
+    """All at once, each until it is not told to come again."""
+    before, again, lock = _retractions(pair), 0, threading.Lock()
+
+    def ask(prompt: Prompt) -> Walk:
+        nonlocal again
+        while True:
+            request = pair.request(*prompt)
+            reply = walks.reply(request.generate)
+            if reply.status != LATER:
+                return walks.of(request, reply)
+            with lock:
+                again += 1
+
+    with ThreadPoolExecutor(len(prompts)) as pool:
+        answers = list(pool.map(ask, prompts))
+    retracted = _retractions(pair) - before
+    report.add(
+        "retractions on the decode server: it lives, each request goes on or is answered 503",
+        pair.decode.alive and retracted > 0 and again <= retracted,
+        f"{retracted} retractions: {again} answered 503, {retracted - again} with their KV computed again",
+    )
+    return answers
+
+
+def _retractions(pair: Pair) -> int:
+    return sum(map(int, re.findall(r"#retracted_reqs: (\d+)", pair.decode.log_text())))
+
+
+def _under_load(launcher: Launcher, report: Report, pair: Pair) -> None:
+    tally = load.drive(pair.decode, launcher.scale, LOAD_SECONDS, 0, launcher.progress)
+    total, failures = sum(tally.outcomes.values()), tally.failures()
+    counts = {what: tally.count(what) for what in ("exact", "aborted", "disconnected", "refused")}
+    detail = ", ".join(f"{n} {what}" for what, n in counts.items())
+    report.add(
+        "clients that abort or leave at any time: each answered once, every walk exact as far as it went",
+        not failures and min(counts[what] for what in ("exact", "aborted", "disconnected")) > 0,
+        "; ".join(failures[:3]) or f"{total} requests: {detail}",
+    )
+    report.figures |= {"requests": total, **counts}

@@ -1,0 +1,130 @@
+"""What can happen to one of two servers, or to a request between them, while the other goes on."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, wait
+from functools import partial
+
+from . import checks, load, model, probe, walks
+from .checks import Report
+from .client import Client, Reply
+from .pd_servers import Pair
+from .server import Server
+from .setup import Scale
+
+SETTLED = 60  #: seconds in which who waits for a server that is gone must have an answer
+
+
+def aborted_while_waiting(report: Report, pair: Pair, scale: Scale) -> None:
+    """At either server, of a request that the other has never heard of."""
+    prompt = walks.crowd(scale, 1)[0]
+    at_decode, at_prefill = pair.apart(*prompt)[0], pair.apart(*prompt)[1]
+    with ThreadPoolExecutor(2) as pool:
+        replies = [pool.submit(walks.reply, client.generate) for client in (at_decode, at_prefill)]
+        _holds_something(pair.decode)
+        time.sleep(1)  # the prefill server takes nothing for a request before the other one asks for it
+        at_decode.abort()
+        at_prefill.abort()
+        for where, client, reply in zip(("decode", "prefill"), (at_decode, at_prefill), replies, strict=True):
+            what = load.judge(client, reply.result(), aborted=True)
+            report.add(f"aborted while it waits at the {where} server: answered so", what == "aborted", what)
+    balance(report, pair, "after an abort while waiting")
+
+
+def comes_late(report: Report, pair: Pair, scale: Scale) -> None:
+    """The decode server gives a request up, others get its slots, and then the prefill server sends its KV."""
+    gone, late = pair.apart(model.prompt(scale.crowd[1], seed=3000), 1)
+    with ThreadPoolExecutor(scale.slots + 1) as pool:
+        given_up = pool.submit(walks.reply, gone.generate)
+        _holds_something(pair.decode)
+        gone.abort()
+        given_up.result()
+        _use_up(pair, scale, but=scale.crowd[1])
+        others = [pair.request(model.prompt(scale.long[-1], seed=3001 + i), scale.steps) for i in range(scale.slots)]
+        decoding = threading.Barrier(len(others) + 1)
+
+        def decode(request: Client) -> Reply:
+            return walks.reply(partial(request.stream, 1, _once(decoding.wait)))
+
+        replies = [pool.submit(decode, request) for request in others]
+        decoding.wait(pair.decode.patience)
+        walks.reply(late.generate)
+        answers = [walks.of(request, reply.result()) for request, reply in zip(others, replies, strict=True)]
+    checks.all_exact(report, "KV that comes late for an aborted request harms no other", answers)
+
+
+def _use_up(pair: Pair, scale: Scale, but: int) -> None:
+    """Have all host slots used once, but for the last: a pool gives out first what has been free for longest."""
+    left = pair.decode.internal_state()[probe.KEY]["start"]["host slots"] - but
+    length = scale.long[0]
+    while left > length:
+        walks.ask(pair.decode, model.prompt(length, seed=left), 1)
+        left -= length
+
+
+def _once(act: Callable[[], object]) -> Callable[[], None]:
+    """Does `act` when it is called first."""
+    called = False
+
+    def once() -> None:
+        nonlocal called
+        if not called:
+            called = True
+            act()
+
+    return once
+
+
+def decode_restarted(report: Report, pair: Pair, scale: Scale) -> None:
+    """With requests running on it."""
+    running = [pair.request(*prompt) for prompt in walks.crowd(scale, scale.slots)]
+    with ThreadPoolExecutor(len(running)) as pool:
+        replies = [pool.submit(walks.reply, request.generate) for request in running]
+        _holds_something(pair.decode)
+        pair.restart_decode()
+        lost = [reply.result() for reply in replies]
+    ended = [reply.error for reply in lost if reply.error]
+    report.add(
+        "the decode server is gone: each of its clients has an error", len(ended) == len(lost), "; ".join(set(ended))
+    )
+    answers = [walks.ask(pair.decode, request.tokens, request.steps) for request in running]
+    checks.all_exact(report, "a new decode server with the old prefill server: walks are exact", answers)
+
+
+def prefill_restarted(report: Report, pair: Pair, scale: Scale) -> None:
+    """With one request decoding, and one waiting for KV."""
+    prompt = walks.long(scale)[-1]
+    waiting, running = pair.apart(*prompt)[0], pair.request(*prompt)
+    with ThreadPoolExecutor(1) as pool:
+        unserved = pool.submit(walks.reply, waiting.generate)
+        _holds_something(pair.decode)
+        kill = _once(lambda: pair.prefill.stop(politely=False))
+        walk = walks.of(running, walks.reply(lambda: running.stream(2, kill)))
+        report.add("the prefill server is gone: what was decoding is decoded to its end", walk.exact, str(walk))
+        _, late = wait([unserved], SETTLED)
+        waiting.abort()
+        error = unserved.result().error
+    report.add(
+        "the prefill server is gone: who waits for it is answered with an error", not late and bool(error), error[:200]
+    )
+    pair.restart_prefill()
+    answers = [walks.ask(pair.decode, *each) for each in walks.crowd(scale, scale.slots)]
+    checks.all_exact(report, "a new prefill server with the old decode server: walks are exact", answers)
+
+
+def balance(report: Report, pair: Pair, when: str) -> None:
+    for where, server in (("decode", pair.decode), ("prefill", pair.prefill)):
+        checks.pools_balance(report, server, f"{where} server: pools are balanced {when}")
+
+
+def _holds_something(server: Server) -> None:
+    """Wait until the server has slots in use."""
+    deadline = time.monotonic() + server.patience
+    while time.monotonic() < deadline:
+        state = server.internal_state()[probe.KEY]
+        if state["now"] != state["start"]:
+            return
+        time.sleep(0.05)
