@@ -1,4 +1,4 @@
-"""A story told in a copy of this process, which starts as the scheduler was built; what it breaks dies with it."""
+"""Stories told in a copy of this process, which starts as the scheduler was built; what they break dies with it."""
 
 from __future__ import annotations
 
@@ -12,10 +12,17 @@ import traceback
 SILENCE_S = 60
 """A scheduler that has not come round by then never will."""
 
+AGAIN = "again"
+"""The event after which a server that came to rest plays the next sequence."""
+
 
 class Fork:
     def __init__(self, scheduler) -> None:
+        from . import script, world  # noqa: F401  (once, for every fork; SGLang may have been patched only now)
+
         mine, theirs = os.pipe(), os.pipe()
+        self.audits = 0
+        """Iterations after which pools and rows were audited, as the copy counts them."""
         self.pid = os.fork()
         if self.pid == 0:
             os.close(mine[1])
@@ -34,7 +41,10 @@ class Fork:
         if not select.select([self.answers], [], [], SILENCE_S)[0]:
             return [f"the scheduler hangs in {line!r}"]
         answer = self.answers.readline()
-        return json.loads(answer) if answer else ["the process ended in the middle"]
+        if not answer:
+            return ["the process ended in the middle"]
+        evidence, self.audits = json.loads(answer)
+        return evidence
 
     def close(self) -> None:
         os.kill(self.pid, signal.SIGKILL)
@@ -49,9 +59,13 @@ def _serve(scheduler, requests, answers) -> None:
     from .world import World
 
     try:
-        story = Story(World(scheduler))
+        world = World(scheduler)
+        story = Story(world)
         for line in requests:
-            print(json.dumps(story.play(line)), file=answers, flush=True)
+            if line.strip() == AGAIN:
+                world.again()
+                story = Story(world)
+            print(json.dumps((story.play(line), world.pools.audits)), file=answers, flush=True)
     except BaseException:
         traceback.print_exc()
     finally:

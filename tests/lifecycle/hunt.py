@@ -38,9 +38,12 @@ def _part(release: str, part: dict) -> dict:
     os.environ["SGLANG_HISPARSE_PLUGIN"] = "strict" if part["variant"] == "plugin" else "off"
     if part["variant"] == "plugin":
         _register()
-    from . import server
+    from . import kernels, server
+    from .pools import Pools
 
     scheduler = server.start(*MODES[part["mode"]])
+    kernels.install()
+    assert not list(Pools(scheduler).audit({}))  # and has free rows overwritten once, and not in each fork
     gc.collect()
     gc.freeze()  # or each fork would copy every page by counting references
     where = f"{release} {part['variant']} {part['mode']}"
@@ -64,9 +67,12 @@ def _hunt(scheduler, release: str, where: str, wanted: dict) -> dict:
         batch += 1
         done = f"{hunt.sequences} sequences, {hunt.events} events, {time.monotonic() - start:.0f} s"
         print(f"fuzz: {where}: {done}", file=sys.stderr, flush=True)
+    hunt.give_up()
     return {
         **wanted,
         "played": hunt.sequences,
+        "ended": len(hunt.ended),
+        "audits": hunt.audits,
         "events": hunt.events,
         "kinds": hunt.kinds,
         "known": hunt.known,
@@ -101,10 +107,10 @@ def _batch(hunt: Hunt, sequences: int, wanted: dict, number: int) -> None:
     from hypothesis import seed
     from hypothesis.stateful import run_state_machine_as_test
 
-    from .machine import Found, Machine, configured
+    from .machine import Found, FoundLate, Machine, configured
 
     machine = seed(number)(type("Machine", (Machine,), {"hunt": hunt}))
-    with contextlib.suppress(Found):
+    with contextlib.suppress(Found, FoundLate):
         run_state_machine_as_test(machine, settings=configured(sequences, wanted["steps"], wanted.get("shrink", True)))
 
 

@@ -1,7 +1,8 @@
 """Any sequence of events, found and shrunk by Hypothesis, on the real scheduler of one release.
 
-Each sequence is played in a fork of a scheduler that has just been built. After every event the world has audited
-pools, rows and replies; evidence that something is wrong ends the sequence. It fails the machine unless it is known.
+Sequences are played in a fork of a scheduler that has just been built, one after the other as long as each leaves the
+server at rest. After every event the world has audited pools, rows and replies; evidence that something is wrong ends
+the sequence. It is played once more in a fork of its own, and fails the machine unless what it shows is known.
 """
 
 from __future__ import annotations
@@ -15,14 +16,20 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from .fork import Fork
+from .fork import AGAIN, Fork
 
+REUSED = 50
+"""Sequences that one fork plays at most."""
 LONGEST = 960
 """Tokens of a prompt; the next request's ids begin 1000 after its own."""
 
 
 class Found(AssertionError):
     """Evidence of a defect."""
+
+
+class FoundLate(BaseException):
+    """Evidence that only shows after the sequences before it, which Hypothesis cannot shrink; so no `Exception`."""
 
 
 @dataclass
@@ -38,12 +45,63 @@ class Hunt:
     """The name under which evidence is known; None fails the machine."""
     sequences: int = 0
     events: int = 0
+    audits: int = 0
+    """Iterations after which pools and rows were audited, in sequences that came to their end."""
+    ended: set[str] = field(default_factory=set)
+    """Every script that the server played to its end and came to rest after."""
     kinds: Counter[str] = field(default_factory=Counter)
     """How often each kind of event was played."""
     known: dict[str, tuple[int, list[str], str]] = field(default_factory=dict)
     """The first sequence that showed it, its lines, and the evidence."""
     failure: tuple[list[str], str] | None = None
     """The smallest script so far, and its evidence."""
+    fork: Fork | None = None
+    """Has come to rest, and may play one more sequence."""
+    before: list[list[str]] = field(default_factory=list)
+    """What it has played."""
+    audited: int = 0
+    """What it had audited when it began with the last sequence."""
+
+    def server(self) -> Fork:
+        if self.fork is None:
+            self.fork, self.before = Fork(self.scheduler), []
+        elif self.before:
+            self.fork.play(AGAIN)
+        self.audited = self.fork.audits
+        return self.fork
+
+    def came_to_rest(self, lines: list[str]) -> None:
+        assert self.fork
+        self.ended.add("\n".join(lines))
+        self.audits += self.fork.audits - self.audited
+        self.before.append(lines)
+        if self.failure or len(self.before) == REUSED:  # what is shrunk must not depend on what was before
+            self.give_up()
+
+    def give_up(self) -> None:
+        """The server is not as it was, or nobody knows."""
+        if self.fork:
+            self.fork.close()
+            self.fork = None
+
+    def confirmed(self, lines: list[str], evidence: list[str]) -> list[str]:
+        """The evidence that the same events show when nothing was played before.
+
+        Raises:
+            FoundLate: none; `failure` then has everything that was.
+        """
+        self.give_up()
+        if not self.before:
+            return evidence
+        alone = Fork(self.scheduler)
+        try:
+            for line in lines:
+                if found := alone.play(line):
+                    return found
+        finally:
+            alone.close()
+        self.failure = [line for story in self.before for line in (*story, AGAIN)] + lines, "; ".join(evidence)
+        raise FoundLate
 
 
 def lengths() -> st.SearchStrategy[int]:
@@ -58,7 +116,7 @@ class Machine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.hunt.sequences += 1
-        self.world = Fork(self.hunt.scheduler)
+        self.world = self.hunt.server()
         self.lines: list[str] = []
         self.rids: list[str] = []
         self.over = self.paused = self.holding = self.squeezed = self.priorities = False
@@ -71,6 +129,7 @@ class Machine(RuleBasedStateMachine):
         if not evidence:
             return
         self.over = True
+        evidence = self.hunt.confirmed(self.lines, evidence)
         names = [self.hunt.classify(what) for what in evidence]
         if None in names:
             self.hunt.failure = list(self.lines), "; ".join(evidence)
@@ -181,11 +240,12 @@ class Machine(RuleBasedStateMachine):
         """What was found ended the sequence."""
 
     def teardown(self) -> None:
-        try:
-            if not self.over and self.lines:
-                self.play("end")
-        finally:
-            self.world.close()
+        if self.over:
+            return
+        if self.lines:
+            self.play("end")
+        if not self.over:
+            self.hunt.came_to_rest(self.lines)
 
 
 def configured(sequences: int, steps: int, shrink: bool) -> settings:

@@ -27,9 +27,13 @@ class Pools:
         self.host, self.slots = self.coordinator.mem_pool_host, scheduler.req_to_token_pool
         self.mapping = self.coordinator.mem_pool_device.full_to_hisparse_device_index_mapping
         self.layers = range(self.coordinator.mem_pool_device.layer_num)
+        self.counted = next(p for p in (self.device, self.logical) if p.size == scheduler.max_total_num_tokens)
+        """The pool that SGLang's limits on lengths go by."""
         self.held: dict[str, list[int]] = {pool: [] for pool in UNITS}
         self.held_slots: list[int] = []
+        self.audits = 0
         self.at_rest = self.sizes()
+        self.built = list(self.slots.free_slots), scheduler.max_req_len
 
     def sizes(self) -> dict[str, int]:
         """How much of each is free."""
@@ -39,19 +43,19 @@ class Pools:
     def resize(self, logical: int, device: int, host: int, slots: int) -> None:
         """Give empty pools the sizes with which a server could have started: pages, pages, rows and request slots."""
         scheduler, allocator = self.scheduler, self.scheduler.token_to_kv_pool_allocator
-        counted = next(p for p in (self.device, self.logical) if p.size == scheduler.max_total_num_tokens)
+        free_slots, longest = self.built
         for pool, pages in ((self.logical, logical), (self.device, device)):
             pool.size, pool.num_pages = pages * PAGE, pages
         allocator._size_full, allocator._size_hisparse, self.host.size = self.logical.size, self.device.size, host
         allocator.clear()
         self.host.clear()
-        self.slots.size, self.slots.free_slots = slots, self.slots.free_slots[:slots]
+        self.slots.size, self.slots.free_slots = slots, free_slots[:slots]
         self.slots._alloc_size = slots + 1
         scheduler.max_running_requests = slots
         for part in (scheduler, *vars(scheduler).values()):
             if hasattr(part, "max_total_num_tokens"):
-                object.__setattr__(part, "max_total_num_tokens", counted.size)
-        scheduler.max_req_len = min(scheduler.max_req_len, counted.size - 1)
+                object.__setattr__(part, "max_total_num_tokens", self.counted.size)
+        scheduler.max_req_len = min(longest, self.counted.size - 1)
         scheduler.max_req_input_len = scheduler.max_req_len - 5
         self.at_rest = self.sizes()
 
@@ -81,33 +85,34 @@ class Pools:
         self.held_slots = []
 
     def device_rows(self) -> list[torch.Tensor]:
-        """Per layer, (device slots + page, row) int16."""
+        """Per layer, (device slots + page, words of a row) int64."""
         pool = self.coordinator.mem_pool_device
-        return [pool.kv_buffer[layer].view(torch.int16).flatten(1) for layer in self.layers]
+        return [pool.kv_buffer[layer].flatten(1).view(torch.int64) for layer in self.layers]
 
     def host_rows(self) -> list[torch.Tensor]:
-        """Per layer, (host slots, row) int16."""
-        return [self.host.kv_buffer[layer].view(torch.int16).flatten(1) for layer in self.layers]
+        """Per layer, (host slots, words of a row) int64."""
+        return [self.host.kv_buffer[layer].flatten(1).view(torch.int64) for layer in self.layers]
 
     def audit(self, requests: Mapping[str, Req]) -> Iterator[str]:
         """What is wrong with the pools, given every request there ever was. Poisons what is free."""
+        self.audits += 1
         holders = {rid: slot for rid, req in requests.items() if (slot := slot_of(req)) is not None}
-        owned = {pool: Counter(self.held[pool]) for pool in UNITS}
+        owned = {pool: [torch.tensor(self.held[pool], dtype=torch.int64)] for pool in UNITS}
         for rid, slot in holders.items():
             for pool, units in self._owned_by(requests[rid], slot).items():
-                owned[pool].update(units)
+                owned[pool].append(units)
         free = {"logical": _pages(self.logical), "device": _pages(self.device), "host": _host_slots(self.host)}
-        everything = {
-            "logical": range(1, self.logical.size // PAGE + 1),
-            "device": range(1, self.device.size // PAGE + 1),
-            "host": range(self.host.size),
-        }
-        for pool, units in everything.items():
-            hands = owned[pool] + Counter(free[pool])
-            if twice := [unit for unit in units if hands[unit] > 1]:
-                yield f"{pool} {UNITS[pool]} in two hands: {some(twice)}"
-            if never := [unit for unit in units if not hands[unit]]:
-                yield f"{pool} {UNITS[pool]} in no hand: {some(never)}"
+        last = {"logical": self.logical.size // PAGE, "device": self.device.size // PAGE, "host": self.host.size - 1}
+        for pool, name in UNITS.items():
+            units = torch.cat([free[pool], *owned[pool]])
+            first = 0 if pool == "host" else 1
+            known = (units >= first) & (units <= last[pool])
+            if not bool(known.all()):
+                yield f"{pool} {name} that there are not: {some(units[~known].tolist())}"
+            hands = torch.bincount(units[known], minlength=last[pool] + 1)[first:]
+            for what, wrong in (("two hands", hands > 1), ("no hand", hands == 0)):
+                if bool(wrong.any()):
+                    yield f"{pool} {name} in {what}: {some((wrong.nonzero().flatten() + first).tolist())}"
         slots = Counter([*holders.values(), *self.slots.free_slots, *self.held_slots])
         if len(slots) != self.at_rest["slots"] or set(slots.values()) != {1}:
             yield f"request slots in hands: {dict(slots)}"
@@ -116,13 +121,13 @@ class Pools:
 
     def check_host(self, req: Req, upto: int) -> Iterator[str]:
         """What is wrong with the host copies of a request's first `upto` tokens."""
-        where = self.coordinator.req_to_host_pool[slot_of(req), :upto]
+        where = self.coordinator.req_to_host_pool[slot_of(req), :upto].long()
         if missing := (where < 0).nonzero().flatten().tolist():
             yield f"tokens {some(missing)} have no host row"
             return
         tokens = torch.arange(upto) + req.origin_input_ids[0]
         for layer, rows in enumerate(self.host_rows()):
-            if wrong := (rows[where] != content(tokens, layer)).any(1).nonzero().flatten().tolist():
+            if wrong := differ(rows[where], content(tokens, layer)).nonzero().flatten().tolist():
                 yield f"host rows of tokens {some(wrong)} are wrong"
 
     def check_staged(self, req: Req) -> Iterator[str]:
@@ -130,7 +135,7 @@ class Pools:
         written = len(req.origin_input_ids) + len(req.output_ids) - 1
         yield from self.check_host(req, written)
 
-    def _owned_by(self, req: Req, slot: int) -> dict[str, list[int]]:
+    def _owned_by(self, req: Req, slot: int) -> dict[str, torch.Tensor]:
         """Logical and device pages and host rows; device pages by the mapping until there is a hot buffer."""
         coordinator = self.coordinator
         logical = self.slots.req_to_token[slot, : allocated(req)].long()
@@ -140,9 +145,9 @@ class Pools:
         workspace = swap.req_to_scratch[0, slot] if swap and slot in swap._scratch_reqs else device[:0]
         host = coordinator.req_to_host_pool[slot]
         return {
-            "logical": (logical // PAGE).unique().tolist(),
-            "device": [*(device[device > 0] // PAGE).unique().tolist(), *(workspace // PAGE).unique().tolist()],
-            "host": host[host >= 0].tolist(),
+            "logical": (logical // PAGE).unique(),
+            "device": torch.cat([(device[device > 0] // PAGE).unique(), (workspace // PAGE).unique()]).long(),
+            "host": host[host >= 0].long(),
         }
 
     def _remembered(self, free: list[int]) -> Iterator[str]:
@@ -154,17 +159,17 @@ class Pools:
             "list of cached slots": c.req_device_buffer_token_locs[:, free] != -1,
             "row of host slots": c.req_to_host_pool[free] != -1,
             "LRU order": c.lru_slots[:, free] != c._lru_init,
-            "backup to skip": torch.tensor([c._skip_first_backup[slot] for slot in free]),
+            "backup to skip": any(c._skip_first_backup[slot] for slot in free),
         }
         for what, trace in traces.items():
-            if bool(trace.any()):
+            if trace if isinstance(trace, bool) else bool(trace.any()):
                 yield f"a free request slot still has a {what}"
 
-    def _poison(self, free: Mapping[str, list[int]]) -> None:
-        device = torch.tensor(free["device"], dtype=torch.int64)[:, None] * PAGE + torch.arange(PAGE)
-        for where, buffers in ((device.flatten(), self.device_rows()), (torch.tensor(free["host"]), self.host_rows())):
+    def _poison(self, free: Mapping[str, torch.Tensor]) -> None:
+        device = (free["device"][:, None] * PAGE + torch.arange(PAGE)).flatten()
+        for where, buffers in ((device, self.device_rows()), (free["host"], self.host_rows())):
             for rows in buffers:
-                rows[where.long()] = POISON
+                rows[where[rows[where, 0] != POISON]] = POISON
 
     def _tell_idle_check(self) -> None:
         """An idle scheduler of 0.5.10 and 0.5.11 stops the server if it does not find this much free."""
@@ -172,14 +177,20 @@ class Pools:
         self.scheduler.max_total_num_tokens = min(left)
 
 
-_PRIME = 32749
-_ROWS = (torch.arange(_PRIME + 3 * 576) % _PRIME).to(torch.int16).as_strided((_PRIME, 576), (1, 3))
-"""Row v holds v, v + 3, v + 6, ...; a table, for looking up costs less than computing."""
+_PRIME, _SHORTS = 32749, 576
+_ROWS = (torch.arange(_PRIME + 3 * _SHORTS) % _PRIME).to(torch.int16).as_strided((_PRIME, _SHORTS), (1, 3))
+_ROWS = _ROWS.contiguous().view(torch.int64)
+"""Row v holds the 16-bit numbers v, v + 3, v + 6, ...; a table, for looking up costs less than computing."""
 
 
 def content(tokens: torch.Tensor, layer: int) -> torch.Tensor:
-    """(n, row) int16: what the KV row of each token holds in `layer`."""
+    """(n, words of a row) int64: what the KV row of each token holds in `layer`."""
     return _ROWS[(tokens * 31 + layer * 7) % _PRIME]
+
+
+def differ(rows: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
+    """(n,) bool: which rows are not as wanted."""
+    return torch.zeros(len(rows), dtype=torch.bool) if rows.equal(wanted) else (rows != wanted).any(1)
 
 
 def slot_of(req: Req) -> int | None:
@@ -194,10 +205,10 @@ def some(items: list[int]) -> str:
     return f"{sorted(items)[:6]}{' and more' if len(items) > 6 else ''}"
 
 
-def _pages(allocator) -> list[int]:
+def _pages(allocator) -> torch.Tensor:
     staged = getattr(allocator, "staged_pages", None) or [p for p in [allocator.release_pages] if p is not None]
-    return torch.cat([allocator.free_pages, *staged]).tolist()
+    return torch.cat([allocator.free_pages, *staged]).long()
 
 
-def _host_slots(pool) -> list[int]:
-    return torch.cat([pool.free_slots, *getattr(pool, "release_slots", [])]).tolist()
+def _host_slots(pool) -> torch.Tensor:
+    return torch.cat([pool.free_slots, *getattr(pool, "release_slots", [])]).long()

@@ -48,6 +48,9 @@ class Story:
 
     # --- events ---
 
+    def do_again(self) -> None:
+        """The last sequence ended at rest, and the server goes on."""
+
     def do_pools(self, **sizes: int) -> None:
         self.world.pools.resize(**sizes)
 

@@ -6,6 +6,7 @@ consecutive ids, so that every row and every answer is known before anything run
 
 from __future__ import annotations
 
+import functools
 import importlib
 import inspect
 import threading
@@ -20,7 +21,7 @@ from sglang.srt.managers.schedule_batch import Req, ScheduleBatch
 from sglang.srt.managers.utils import GenerationBatchResult
 from sglang.srt.sampling.sampling_params import SamplingParams
 
-from .pools import Pools, content, slot_of, some
+from .pools import Pools, content, differ, slot_of, some
 from .server import PAGE, SLOTS, TOP_K, VOCABULARY
 
 SPAN = 1000
@@ -45,11 +46,23 @@ class World:
         self.found: dict[str, int] = {}
         self.skipped = ""
         self.inbox: list[object] = []
+        self._ends: dict[str, list[str]] = {}
+        self._read = 0
+        """Replies of which the ends are known."""
+        self._decode_mem = ScheduleBatch.check_decode_mem
         self.turn = self.turns_left = 0
         self.loop = threading.Thread(target=self._go_round, daemon=True)
         self.go, self.done = threading.Semaphore(0), threading.Semaphore(0)
         self.error: BaseException | None = None
         self._attach()
+
+    def again(self) -> None:
+        """Begin anew with the same scheduler, which is idle: nothing is known of what was before."""
+        ScheduleBatch.check_decode_mem = self._decode_mem
+        for known in (self.requests, self.replies, self.backups, self.found, self.inbox, self._ends):
+            known.clear()
+        self.turn = self._read = 0
+        self.prefer_priority(False)
 
     # --- driving ---
 
@@ -79,7 +92,7 @@ class World:
             "input_ids": array("q", ids) if _wants_arrays() else ids,
             **{"return_logprob": False, "logprob_start_len": -1, "top_logprobs_num": 0, "stream": False},
         }
-        known = inspect.signature(message).parameters
+        known = _fields(message)
         self.inbox.append(message(**{name: value for name, value in fields.items() if name in known}))
 
     def run(self, turns: int) -> None:
@@ -138,10 +151,10 @@ class World:
 
         ScheduleBatch.check_decode_mem = once
 
-    def prefer_priority(self) -> None:
+    def prefer_priority(self, preferred: bool = True) -> None:
         """As with --enable-priority-scheduling."""
-        self.scheduler.enable_priority_scheduling = self.scheduler.enable_priority_preemption = True
-        self.scheduler.policy.enable_priority_scheduling = True
+        self.scheduler.enable_priority_scheduling = self.scheduler.enable_priority_preemption = preferred
+        self.scheduler.policy.enable_priority_scheduling = preferred
 
     def corrupt_host_row(self, rid: str, token: int) -> None:
         """Change one KV row of a request behind everybody's back."""
@@ -204,14 +217,15 @@ class World:
 
     def ends(self, rid: str) -> list[str]:
         """Every end of the request that was reported, by kind."""
-        found = []
-        for reply in self.replies:
+        for reply in self.replies[self._read :]:
             if type(reply).__name__ == "AbortReq":
-                found += ["abort"] * (reply.rid == rid)
+                self._ends.setdefault(reply.rid, []).append("abort")
             elif hasattr(reply, "finished_reasons"):
-                reasons = zip(reply.rids, reply.finished_reasons, strict=True)
-                found += [reason["type"] for name, reason in reasons if name == rid and reason]
-        return found
+                for name, reason in zip(reply.rids, reply.finished_reasons, strict=True):
+                    if reason:
+                        self._ends.setdefault(name, []).append(reason["type"])
+        self._read = len(self.replies)
+        return self._ends.get(rid, [])
 
     def answered(self, rid: str) -> bool:
         """Whether the answer is exactly what the request asked for; SGLang may have cut that to its limit, or to -1."""
@@ -335,23 +349,30 @@ class World:
     def _attend(self, batch, slots: list[int], lengths: list[int], newest: list[int]) -> None:
         """Look some tokens of each request up, the newest and others each time, and check what is found."""
         wanted = torch.full((len(slots), TOP_K), -1, dtype=torch.int32)
+        anywhere = self.turn * 37 + torch.arange(TOP_K - 1) * 29
         for row, length in enumerate(lengths):
-            picked = {length - 1, *((self.turn * 37 + i * 29) % length for i in range(TOP_K - 1))}
-            wanted[row, : len(picked)] = torch.tensor(sorted(picked), dtype=torch.int32)
+            picked = torch.cat([torch.tensor([length - 1]), anywhere % length]).unique()
+            wanted[row, : len(picked)] = picked
         names = {slot_of(req): rid for rid, req in self.requests.items()}
         for layer, rows in enumerate(self.pools.device_rows()):
             found = self.coordinator.swap_in_selected_pages(batch.req_pool_indices, batch.seq_lens, wanted, layer)
             for row, length in enumerate(lengths):
                 asked, got = (table[row][wanted[row] >= 0].long() for table in (wanted, found))
                 right = content(asked + newest[row] - length + 1, layer)
-                wrong = asked[(got <= 0) | (rows[got.clamp(min=0)] != right).any(1)].tolist()
-                self.expect(not wrong, f"{names.get(slots[row])}: attention read wrong rows for tokens {some(wrong)}")
+                if wrong := asked[(got <= 0) | differ(rows[got.clamp(min=0)], right)].tolist():
+                    self.expect(False, f"{names.get(slots[row])}: attention read wrong rows for tokens {some(wrong)}")
         for slot, length in zip(slots, lengths, strict=True):
             if slot in names:
                 wrong_rows = self.pools.check_host(self.requests[names[slot]], length - 1)
                 self._note(f"{names[slot]}: {what}" for what in wrong_rows)
 
 
+@functools.cache
+def _fields(message: type) -> frozenset[str]:
+    return frozenset(inspect.signature(message).parameters)
+
+
+@functools.cache
 def _wants_arrays() -> bool:
     return "array" in str(Req.__init__.__annotations__.get("origin_input_ids", ""))
 
