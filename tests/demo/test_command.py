@@ -69,6 +69,13 @@ def test_no_gpu(capsys: pytest.CaptureFixture[str], sglang: Path, monkeypatch: p
     assert "use --device cpu" in refused(capsys, "--device", "cuda", "--sglang-path", str(sglang))
 
 
+def test_too_few_gpus(capsys: pytest.CaptureFixture[str], sglang: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
+    said = refused(capsys, "--device", "cuda", "--tp", "2", "--sglang-path", str(sglang))
+    assert "--tp 2 needs 2 GPUs, and torch finds 1" in said
+
+
 def start(sglang: Path, temporary: Path, first: str) -> subprocess.Popen[str]:
     """The command in a process of its own, which runs `first` before; its temporary files go into `temporary`."""
     temporary.mkdir()
