@@ -16,7 +16,11 @@ PLAYED = RELEASES if ALL_ASKED else ("0.5.10.post1", "0.5.23")
 CONTROL = {"corrupted-row": "attention read wrong rows"}
 """Evidence that must appear in every variant: a check that cannot fail is worth nothing."""
 
-ONLY_IN = {"checksum-mismatch": ("0.5.23",), "chunked-abort": ("0.5.23",), "mixed-chunks": RELEASES[:-1]}
+ONLY_IN = {
+    "mixed-chunks": RELEASES[:-1],
+    **dict.fromkeys(("checksum-mismatch", "chunked-abort"), ("0.5.23",)),
+    **dict.fromkeys(("drafts-device-full", "drafts-host-full", "drafts-take-no-device"), ("0.5.23",)),
+}
 """Scenarios about things that only these releases have."""
 
 NO_DIFF = (
@@ -26,6 +30,9 @@ NO_DIFF = (
     "never-fits",
     "long-answer",
     "long-request",
+    "drafts-device-full",
+    "drafts-host-full",
+    "drafts-take-no-device",
 )
 """Scenarios whose defect no diff in patches/ repairs: the patched source shows it as the unchanged one does."""
 
@@ -74,6 +81,9 @@ DEFECTS: dict[str, tuple[tuple[tuple[str, ...], str], ...]] = {
     "long-answer": ((ALL, "what was waited for did not come"),),
     "long-request": ((ALL, "the answer was cut off"),),
     "device-full-for-nothing": ((OLD, "retract_req (hisparse_coordinator.py"), (ALL, "though it needed nothing")),
+    "drafts-device-full": ((ALL, "Hisparse allocation failed in alloc_device_buffer"),),
+    "drafts-host-full": ((ALL, "host mem pool alloc failed"),),
+    "drafts-take-no-device": ((ALL, "though it needed nothing"),),
     "mixed-chunks": ((_span("0.5.10", "0.5.20"), "> merge_batch (schedule_batch.py"),),
     "abort-waiting-transferred": ((_span("0.5.12", "0.5.20"), HOST_LEAK),),
     "pause-transferred": ((_span("0.5.10", "0.5.15"), "> get_cpu_copy ("),),
@@ -82,6 +92,10 @@ DEFECTS: dict[str, tuple[tuple[tuple[str, ...], str], ...]] = {
     "abort-transferred": ((ALL, DECODED),),
     "abort-everything": ((ALL, "gone ended as [], not as aborted once"),),
     "abort-slow-transfer": ((ALL, DECODED),),
+    "step-without-waiting": (
+        (_span("0.5.10", "0.5.12"), "a step reads from the device: cpu"),
+        (_span("0.5.13", "0.5.20"), "a step waits for what it sends to the device: tensor"),
+    ),
 }
 
 
