@@ -51,7 +51,7 @@ def drafts_host_full(w: World) -> None:
 
 @scenario
 def drafts_take_no_device(w: World) -> None:
-    """The device pool is full, and so are the buffers: a step of drafts needs nothing of it, and nobody is retracted."""
+    """The device pool is full, and so are the buffers: a step of drafts needs nothing of it, nobody is retracted."""
     if not _speculative(w):
         return
     _two_decode(w)
@@ -102,7 +102,10 @@ def _step(w: World) -> None:
         first = len(req.origin_input_ids) + len(req.output_ids) - 1
         w.expect(req.kv.kv_allocated_len >= first + DRAFTS, f"{req.rid} has no logical slots for its drafts")
     slots = batch.req_pool_indices.tolist()
-    drafts = [w.scheduler.req_to_token_pool.req_to_token[s, n : n + DRAFTS] for s, n in zip(slots, batch.seq_lens)]
+    drafts = [
+        w.scheduler.req_to_token_pool.req_to_token[s, n : n + DRAFTS]
+        for s, n in zip(slots, batch.seq_lens, strict=True)
+    ]
     batch.out_cache_loc = torch.cat(drafts).long()
     w.coordinator.prepare_spec_verify(batch)
     batch.spec_algorithm = plain
