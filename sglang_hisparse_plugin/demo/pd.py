@@ -25,11 +25,9 @@ def run(launcher: Launcher) -> Report:
 
 def _apart(launcher: Launcher, report: Report) -> None:
     carrier = transport(launcher)
-    name = "the KV goes from server to server over loopback TCP"
-    if carrier.carries:
-        report.add(name, True, "by Mooncake")
-    else:
-        report.add(name, None, f"{carrier.why_not}. SGLang's `fake` backend serves, which brings no KV")
+    name = "Mooncake brings the KV from server to server, by TCP over loopback"
+    without = f"it does not run here: {carrier.detail}. SGLang's `fake` backend serves instead, which brings no KV"
+    report.add(name, True if carrier.carries else None, carrier.detail if carrier.carries else without)
     with Pair(launcher, carrier).running() as pair:
         checks.plugin_active(launcher, report, pair.decode)
         if carrier.carries:

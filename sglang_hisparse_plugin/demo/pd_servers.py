@@ -26,8 +26,12 @@ ENVIRONMENT = {
     "SGLANG_HOST_IP": LOOPBACK,
     "SGLANG_DISAGGREGATION_HEARTBEAT_INTERVAL": "2",  # seconds; two without an answer, and a prefill server is lost
 }
+REMEDY = (
+    "Install mooncake-transfer-engine (mooncake-transfer-engine-cuda13 for CUDA 13, mooncake-transfer-engine-non-cuda "
+    "without a GPU) beside SGLang, and the system's libibverbs1, which it is linked to"
+)
 _SENDS_TO_ITSELF = """
-import ctypes
+import ctypes, importlib.metadata as metadata
 from mooncake.engine import TransferEngine
 engine = TransferEngine()
 assert engine.initialize("127.0.0.1", "P2PHANDSHAKE", "rdma", "") == 0, "the engine does not start"
@@ -37,6 +41,7 @@ assert engine.batch_register_memory([start], [64]) == 0, "no memory can be regis
 peer = f"127.0.0.1:{engine.get_rpc_port()}"
 assert engine.batch_transfer_sync_write(peer, [start], [start + 32], [5]) == 0, "a transfer fails"
 assert rows.raw[32:37] == b"known", "a transfer brings something else"
+print(*(f"{name} {metadata.version(name)}" for name in metadata.packages_distributions()["mooncake"]))
 """
 
 
@@ -46,12 +51,9 @@ class Transport:
 
     backend: str
     """--disaggregation-transfer-backend."""
-    why_not: str = ""
-    """Why it is none that carries anything."""
-
-    @property
-    def carries(self) -> bool:
-        return not self.why_not
+    carries: bool
+    detail: str
+    """Which one, or why it is none that carries anything."""
 
 
 def transport(launcher: Launcher) -> Transport:
@@ -59,10 +61,10 @@ def transport(launcher: Launcher) -> Transport:
     environment = launcher.server("transport").env | ENVIRONMENT
     command = [sys.executable, "-c", _SENDS_TO_ITSELF]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    said = (done.stdout if done.returncode == 0 else done.stderr).strip().splitlines() or [f"exit {done.returncode}"]
     if done.returncode == 0:
-        return Transport("mooncake")
-    said = done.stderr.strip().splitlines()
-    return Transport("fake", f"Mooncake does not run here: {said[-1] if said else f'exit code {done.returncode}'}")
+        return Transport("mooncake", True, said[-1])
+    return Transport("fake", False, f"{said[-1]}. {REMEDY}")
 
 
 class Decode(Server):
