@@ -94,6 +94,8 @@ SLIPS = [
     (OLD, "mixed-chunk", "and not self.enable_hisparse", "and self.enable_hisparse"),
     (OLD, "prefill-estimate", "prefix_lens=prefix_lens_cpu", "prefix_lens=seq_lens_cpu"),
     (OLD, "decode-memory", "coordinator.pools_without_room(", "coordinator.pools_with_room("),
+    (OLD, "index-upload", ").to(self.device, non_blocking=True)", ").to(self.device)"),
+    (OLD, "cpu-sync", "torch.tensor([req.req_pool_idx for req in self.reqs]),", "self.req_pool_indices.cpu(),"),
     ("0.5.23", "tp-ready", "self.tp_world_size == 1 and", "self.tp_world_size > 1 and"),
     ("0.5.23", "pp-layer", "layer_id -= self", "layer_id += self"),
     ("0.5.23", "pause-staged", "coordinator.ack_staging_queue", "coordinator.ack_queue"),

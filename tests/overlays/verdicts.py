@@ -29,6 +29,8 @@ VERDICTS = {
     "staging-memory   ": "- D D D D D D D D D",
     "admission-memory ": "- D D D D D D D D D",
     "length-limit     ": "- D D D D D D D D D",
+    "index-upload     ": "- D D D D D D D D F",
+    "cpu-sync         ": "- D D D D F F F F F",
     "swap-in          ": "- D D D D D D D D D",
     "observe          ": "- D D D D D D D D D",
     "speculative      ": "- D D D D D D - - F",
