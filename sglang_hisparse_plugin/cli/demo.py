@@ -123,6 +123,8 @@ def _demo(options: argparse.Namespace, console: Console) -> int:
         raise _CannotRun("--seed goes with --load")
     if options.load is not None and not 0 < options.load < float("inf"):
         raise _CannotRun(f"--load takes a number of seconds above 0, not {options.load}")
+    if options.pd and (options.speculative or options.load is not None or options.tp > 1):
+        raise _CannotRun("--pd is a set of checks of its own; take it without --speculative, --load and --tp")
     variant = _variant(options)
     targets = _targets(options, console)
     work = _folder(options.work_dir)

@@ -13,6 +13,7 @@ from .setup import Launcher
 from .walks import Prompt, Walk
 
 LOAD_SECONDS = 20.0
+OVERLAY = "pd-retract"  #: the overlay that lets a decode server live through a retraction
 LATER = 503  #: HTTP status of a request that was retracted and is to be sent again
 
 
@@ -28,7 +29,11 @@ def _apart(launcher: Launcher, report: Report) -> None:
     name = "Mooncake brings the KV from server to server, by TCP over loopback"
     without = f"it does not run here: {carrier.detail}. SGLang's `fake` backend serves instead, which brings no KV"
     report.add(name, True if carrier.carries else None, carrier.detail if carrier.carries else without)
-    with Pair(launcher, carrier).running() as pair:
+    with Pair(launcher, carrier, skip=OVERLAY).running() as pair:
+        launcher.progress(f"forced retractions without {OVERLAY}")
+        _without_the_overlay(launcher, report, pair)
+        launcher.progress("a new decode server")
+        pair.restart_decode()
         checks.plugin_active(launcher, report, pair.decode)
         if carrier.carries:
             _all(launcher, report, pair)
@@ -36,12 +41,22 @@ def _apart(launcher: Launcher, report: Report) -> None:
             _without_kv(launcher, report, pair)
 
 
+def _without_the_overlay(launcher: Launcher, report: Report, pair: Pair) -> None:
+    """The first decode server ends by itself, with requests running; the prefill server stays."""
+    name = f"control: without {OVERLAY}, a retraction ends the decode server"
+    if checks.called_for(launcher, report, OVERLAY, name):
+        answers = walks.together(pair.decode, walks.crowd(launcher.scale, launcher.scale.slots))
+        report.add(name, *checks.damage(pair.decode, answers))
+        report.add("its clients are told", all(walk.error or walk.exact for walk in answers), str(answers[-1]))
+
+
 def _all(launcher: Launcher, report: Report, pair: Pair) -> None:
     scale, progress = launcher.scale, launcher.progress
     progress("long walks")
     alone = [walks.ask(pair.decode, *each) for each in walks.long(scale)]
     contexts = " and ".join(f"{length / scale.hot_buffer:.0f}x" for length in scale.long)
-    checks.all_exact(report, f"walks are exact through both servers, contexts {contexts} the hot buffer", alone)
+    name = f"a new decode server with the old prefill server: walks are exact, contexts {contexts} the hot buffer"
+    checks.all_exact(report, name, alone)
     for layer in range(scale.dims.layers):
         progress(f"a wrong row in layer {layer}")
         for where, fault in (("sent", pd_probe.sent_id), ("in the decode server's host pool", pd_probe.kept_id)):
@@ -57,8 +72,6 @@ def _all(launcher: Launcher, report: Report, pair: Pair) -> None:
     pd_events.aborted_while_waiting(report, pair, scale)
     _under_load(launcher, report, pair)
     pd_events.balance(report, pair, "after that")
-    progress("the decode server is ended and started anew")
-    pd_events.decode_restarted(report, pair, scale)
     progress("KV for a request that is gone")
     pd_events.comes_late(report, pair, scale)
     pd_events.balance(report, pair, "after that, too")
@@ -73,17 +86,10 @@ def _all(launcher: Launcher, report: Report, pair: Pair) -> None:
 def _without_kv(launcher: Launcher, report: Report, pair: Pair) -> None:
     """What can be seen of a decode server that no KV comes for: that it answers, gives everything back, and lives."""
     launcher.progress("forced retractions")
-    _all_tokens(report, _retracted(report, pair, walks.crowd(launcher.scale, launcher.scale.crowd_size)))
-    checks.pools_balance(report, pair.decode, "decode server: pools are balanced")
-    launcher.progress("the decode server is ended and started anew")
-    pair.restart_decode()
-    _all_tokens(report, walks.together(pair.decode, walks.crowd(launcher.scale, launcher.scale.slots)))
-    checks.pools_balance(report, pair.decode, "decode server: pools are balanced at the end")
-
-
-def _all_tokens(report: Report, answers: list[Walk]) -> None:
+    answers = _retracted(report, pair, walks.crowd(launcher.scale, launcher.scale.crowd_size))
     short = [str(walk) for walk in answers if walk.got is None or len(walk.got) != len(walk.right)]
     report.add("every request gets as many tokens as it asked for", not short, "; ".join(short[:3]))
+    checks.pools_balance(report, pair.decode, "decode server: pools are balanced at the end")
 
 
 def _retracted(report: Report, pair: Pair, prompts: list[Prompt]) -> list[Walk]:

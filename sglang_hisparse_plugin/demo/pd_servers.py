@@ -151,15 +151,19 @@ class Prefills:
 
 
 class Pair:
-    """Both servers of one SGLang, started together; each can be ended and started anew while the other serves on."""
+    """Both servers of one SGLang, started together; each can be ended and started anew while the other serves on.
 
-    def __init__(self, launcher: Launcher, transport: Transport) -> None:
+    Args:
+        skip: overlays left out on the first decode server.
+    """
+
+    def __init__(self, launcher: Launcher, transport: Transport, skip: str = "") -> None:
         self.launcher, self.transport = launcher, transport
         self.bootstrap_port = free_port()
         self.prefills = Prefills()
         self._starts = 0
         self.prefill = self._prefill()
-        self.decode = self._decode(retract=True)
+        self.decode = self._decode(skip)
 
     @contextmanager
     def running(self) -> Iterator[Pair]:
@@ -176,13 +180,13 @@ class Pair:
         return [self.prefill, self.decode] if self.transport.carries else [self.decode]
 
     def restart_decode(self) -> None:
-        """End it as a crash would, and start one that is not forced to retract."""
+        """End it as a crash would, if it lives, and start another, with every overlay."""
         self.decode.stop(politely=False)
-        self.decode = self._decode(retract=False)
+        self.decode = self._decode()
         self.decode.__enter__()
 
     def restart_prefill(self) -> None:
-        """End it as a crash would, if that has not been done, and start another."""
+        """The same of the prefill server."""
         self.prefill.stop(politely=False)
         self.prefill = self._prefill()
         self.prefill.__enter__()
@@ -211,8 +215,9 @@ class Pair:
         server.command.append(f"--disaggregation-bootstrap-port={self.bootstrap_port}")
         return server
 
-    def _decode(self, retract: bool) -> Decode:
-        return Decode(self._apart("decode", self.launcher.server(self._name("decode"), retract=retract)), self)
+    def _decode(self, skip: str = "") -> Decode:
+        server = self.launcher.server(self._name("decode"), retract=True, skip=skip)
+        return Decode(self._apart("decode", server), self)
 
     def _apart(self, mode: str, server: Server) -> Server:
         flags = [f"--disaggregation-mode={mode}", f"--disaggregation-transfer-backend={self.transport.backend}"]
