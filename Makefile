@@ -3,12 +3,16 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: demo test long observe load fuzz every-release lint clean help
+MOONCAKE := .venv/mooncake
+WITH_MOONCAKE := PYTHONPATH=$(CURDIR)/$(MOONCAKE) LD_LIBRARY_PATH=$(CURDIR)/$(MOONCAKE)/lib
+
+.PHONY: demo test long pd observe load fuzz every-release lint clean help
 
 help:
 	@echo "make demo   the real SGLang server with HiSparse on this CPU, with and without the plugin"
 	@echo "make test   lint, types and all tests that need no GPU"
 	@echo "make long   tests that start many servers, which 'make test' leaves out: load, speculation of 0.5.23, the table of examples; ten minutes"
+	@echo "make pd   RELEASE=0.5.12: prefill and decode on two real servers on this CPU, KV by Mooncake over loopback; four minutes"
 	@echo "make observe   metrics and explorer on the real servers of three releases; ten minutes"
 	@echo "make load   SECONDS=120 RELEASE=0.5.12: clients that stream, abort and disconnect against the real server on this CPU"
 	@echo "make every-release   tests/lifecycle with the state machine and the unchanged releases, of which 'make test' plays some, on all (40 minutes)"
@@ -22,8 +26,11 @@ demo: $(READY)
 test: lint
 	$(BIN)/python -m pytest -n 2 --dist loadgroup -m "not gpu and not long" --durations=15 $(ARGS)
 
-long: $(READY)
-	OWN_DRAFT_TOKENS=2,3 $(BIN)/python -m pytest -n 2 -m long $(ARGS)
+long: $(READY) $(MOONCAKE)/.ready
+	$(WITH_MOONCAKE) OWN_DRAFT_TOKENS=2,3 $(BIN)/python -m pytest -n 2 -m long $(ARGS)
+
+pd: $(READY) $(MOONCAKE)/.ready
+	$(WITH_MOONCAKE) $(BIN)/sglang-hisparse demo --pd --release $(or $(RELEASE),0.5.12) $(ARGS)
 
 observe: $(READY)
 	OBSERVE_RELEASES=0.5.10.post1,0.5.12,0.5.23 $(BIN)/python -m pytest tests/observe/test_watched.py $(ARGS)
@@ -47,6 +54,11 @@ lint: $(READY)
 
 clean:
 	rm -rf .venv build dist
+
+# Beside the environment, not in it: SGLang imports Mooncake in every server that could.
+$(MOONCAKE)/.ready: requirements/mooncake.sh $(READY)
+	rm -rf $(MOONCAKE) && sh requirements/mooncake.sh $(CURDIR)/$(MOONCAKE) $(CURDIR)/$(BIN)/python
+	touch $@
 
 # About 2.5 GB. torchvision comes without its dependencies, which would replace a CPU build of torch by a CUDA one.
 $(READY): requirements/cpu.txt pyproject.toml hatch_build.py
