@@ -20,6 +20,11 @@ from typing import TYPE_CHECKING
 from .known import classify, kind
 from .process import MODES, _forked, _register
 
+DECODE = ("--disaggregation-mode", "decode", "--disaggregation-transfer-backend", "fake")
+RESERVED = ("--num-reserved-decode-tokens", "64")  # of 512, SGLang's default, these pools would hold two
+ALL_MODES = MODES | {f"decode-{mode}": (*more, *DECODE, *RESERVED) for mode, more in MODES.items()}
+"""The decode side of PD disaggregation, too."""
+
 if TYPE_CHECKING:
     from .machine import Hunt
 
@@ -41,7 +46,7 @@ def _part(release: str, part: dict) -> dict:
     from . import kernels, server
     from .pools import Pools
 
-    scheduler = server.start(*MODES[part["mode"]])
+    scheduler = server.start(*ALL_MODES[part["mode"]])
     kernels.install()
     assert not list(Pools(scheduler).audit({}))  # and has free rows overwritten once, and not in each fork
     gc.collect()
@@ -107,9 +112,10 @@ def _batch(hunt: Hunt, sequences: int, wanted: dict, number: int) -> None:
     from hypothesis import seed
     from hypothesis.stateful import run_state_machine_as_test
 
-    from .machine import Found, FoundLate, Machine, configured
+    from .machine import DecodeMachine, Found, FoundLate, Machine, configured
 
-    machine = seed(number)(type("Machine", (Machine,), {"hunt": hunt}))
+    decodes = getattr(hunt.scheduler, "disagg_decode_prealloc_queue", None)
+    machine = seed(number)(type("Machine", (DecodeMachine if decodes else Machine,), {"hunt": hunt}))
     with contextlib.suppress(Found, FoundLate):
         run_state_machine_as_test(machine, settings=configured(sequences, wanted["steps"], wanted.get("shrink", True)))
 

@@ -1,4 +1,4 @@
-"""The allocators' three Triton kernels in plain torch, for the state machine: interpreted, they are two thirds of its time.
+"""The allocators' three Triton kernels in plain torch: interpreted, they were two thirds of the state machine's time.
 
 `install` puts them in only where they do, call by call, what the installed release's kernels do when interpreted.
 """
@@ -16,9 +16,9 @@ CALLS = 8
 """Random calls in which both must agree, for each kernel and process."""
 
 
-def _alloc_extend(before, after, last, free, out, _batch, page: int) -> None:
+def _alloc_extend(before, after, last, free, out, *sizes: int) -> None:
     """For each request, the rest of its last page, then free pages in order."""
-    at = taken = 0
+    at, taken, page = 0, 0, sizes[-1]
     for start, end, newest in zip(before.tolist(), after.tolist(), last.tolist(), strict=True):
         pages = -(-end // page) - -(-start // page)
         rest = min(end, -(-start // page) * page) - start
@@ -37,15 +37,16 @@ def _alloc_decode(lengths, last, free, out, _batch, page: int) -> None:
     out.copy_(torch.where(new, first, last + 1))
 
 
-def _write_table(table, slots, prefixes, before, after, extended, out, _stride) -> None:
+def _write_table(table, slots, *more) -> None:
     """For each request, its row of slots: the prefix at an address, then what was allocated."""
+    *per_request, out, _stride = more
     at = 0
-    rows = (t.tolist() for t in (slots, prefixes, before, after, extended))
-    for slot, address, start, end, more in zip(*rows, strict=True):
+    rows = (t.tolist() for t in (slots, *per_request))
+    for slot, address, start, end, count in zip(*rows, strict=True):
         if start:
             table[slot, :start] = torch.frombuffer((ctypes.c_int64 * start).from_address(address), dtype=torch.int64)
         table[slot, start:end] = out[at : at + end - start]
-        at += more
+        at += count
 
 
 class Plain:

@@ -171,7 +171,10 @@ class Machine(RuleBasedStateMachine):
             if not self.over:
                 self.arrive(prompt, output, 0)
         if not self.over:
-            self.play("run 5")
+            self.go_on()
+
+    def go_on(self) -> None:
+        self.play("run 5")
 
     @precondition(lambda self: not self.over and self.rids)
     @rule()
@@ -246,6 +249,41 @@ class Machine(RuleBasedStateMachine):
             self.play("end")
         if not self.over:
             self.hunt.came_to_rest(self.lines)
+
+
+class DecodeMachine(Machine):
+    """The decode side of PD disaggregation: prompts come with their KV, which is on its way for a while."""
+
+    hold = release = None
+    """Nothing is staged: KV is transferred to the host."""
+
+    def go_on(self) -> None:
+        self.play("land")
+        if not self.over:
+            self.play("run 5")
+
+    @precondition(lambda self: not self.over and self.rids)
+    @rule(which=st.integers(0, 11), how=st.sampled_from(["part", "land", "land", "land", "fail"]))
+    def transfer(self, which: int, how: str) -> None:
+        self.play(f"{how} {self.rids[-1 - which % len(self.rids)]}")
+
+    @precondition(lambda self: not self.over and self.rids)
+    @rule(turns=st.sampled_from([1, 2, 5]))
+    def land_all(self, turns: int) -> None:
+        self.play("land")
+        if not self.over:
+            self.play(f"run {turns}")
+
+    @precondition(lambda self: not self.over and self.rids)
+    @rule(which=st.integers(0, 11), late=st.sampled_from(["part", "land", "fail"]))
+    def abort_on_its_way(self, which: int, late: str) -> None:
+        """What was still being sent arrives after others have come."""
+        rid = self.rids[-1 - which % len(self.rids)]
+        self.play(f"abort {rid}")
+        if not self.over and len(self.rids) < 12:
+            self.arrive(200, 2, 0)
+        if not self.over:
+            self.play(f"{late} {rid}")
 
 
 def configured(sequences: int, steps: int, shrink: bool) -> settings:

@@ -38,7 +38,9 @@ class Pools:
     def sizes(self) -> dict[str, int]:
         """How much of each is free."""
         pools = {"logical": self.logical, "device": self.device, "host": self.host, "slots": self.slots}
-        return {name: pool.available_size() for name, pool in pools.items()}
+        sizes = {name: pool.available_size() for name, pool in pools.items()}
+        metadata = getattr(self.scheduler, "req_to_metadata_buffer_idx_allocator", None)
+        return sizes | ({"metadata": metadata.available_size()} if metadata else {})
 
     def resize(self, logical: int, device: int, host: int, slots: int) -> None:
         """Give empty pools the sizes with which a server could have started: pages, pages, rows and request slots."""
@@ -49,8 +51,9 @@ class Pools:
         allocator._size_full, allocator._size_hisparse, self.host.size = self.logical.size, self.device.size, host
         allocator.clear()
         self.host.clear()
-        self.slots.size, self.slots.free_slots = slots, free_slots[:slots]
-        self.slots._alloc_size = slots + 1
+        ahead = 2 * slots if hasattr(self.slots, "pre_alloc_size") else 0  # of requests whose KV is on its way
+        self.slots.size, self.slots.pre_alloc_size, self.slots.free_slots = slots, ahead, free_slots[: slots + ahead]
+        self.slots._alloc_size = slots + ahead + 1
         scheduler.max_running_requests = slots
         for part in (scheduler, *vars(scheduler).values()):
             if hasattr(part, "max_total_num_tokens"):
@@ -92,6 +95,12 @@ class Pools:
     def host_rows(self) -> list[torch.Tensor]:
         """Per layer, (host slots, words of a row) int64."""
         return [self.host.kv_buffer[layer].flatten(1).view(torch.int64) for layer in self.layers]
+
+    def host_rows_of(self, req: Req) -> list[int]:
+        """The host rows in a request's hand."""
+        slot = slot_of(req)
+        rows = self.coordinator.req_to_host_pool[slot] if slot is not None else self.coordinator.req_to_host_pool[0, :0]
+        return rows[rows >= 0].tolist()
 
     def audit(self, requests: Mapping[str, Req]) -> Iterator[str]:
         """What is wrong with the pools, given every request there ever was. Poisons what is free."""

@@ -109,6 +109,24 @@ class Story:
         self.world.flush()
         self._judge()
 
+    def do_part(self, rid: str) -> None:
+        """Some rows of a request's prompt arrive."""
+        self._transfers("part", rid)
+
+    def do_land(self, rid: str = "") -> None:
+        """All rows of a request's prompt have arrived, and its first token; of every request, if none is named."""
+        self._transfers("land", rid)
+
+    def do_fail(self, rid: str) -> None:
+        """The prefill worker gives a request up."""
+        self._transfers("fail", rid)
+
+    def _transfers(self, how: str, rid: str = "") -> None:
+        for transfer in self.world.prefill.under_way(rid):
+            if how == "fail" or transfer.sending:
+                getattr(transfer, how)()
+        self.do_run(1)
+
     def do_plant(self, bug: str) -> None:
         """A bug of our own, for whoever has something on the host; nobody, nothing."""
         for req in self.world.requests.values():
@@ -125,6 +143,8 @@ class Story:
         self.do_relax()
         w.resume()
         for _ in range(PATIENCE + self.tokens):
+            if w.prefill:
+                self._transfers("land")
             if all(map(w.ends, self.arrived)):
                 break
             w.run(1)

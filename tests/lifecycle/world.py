@@ -23,6 +23,7 @@ from sglang.srt.sampling.sampling_params import SamplingParams
 
 from .pools import Pools, content, differ, slot_of, some
 from .server import PAGE, SLOTS, TOP_K, VOCABULARY
+from .transfers import ADDRESS, Prefill
 
 SPAN = 1000
 """Ids from one request's first token to the next one's."""
@@ -55,6 +56,8 @@ class World:
         self.go, self.done = threading.Semaphore(0), threading.Semaphore(0)
         self.error: BaseException | None = None
         self._attach()
+        decodes = getattr(scheduler, "disagg_decode_prealloc_queue", None)
+        self.prefill = Prefill(self) if decodes else None
 
     def again(self) -> None:
         """Begin anew with the same scheduler, which is idle: nothing is known of what was before."""
@@ -63,6 +66,9 @@ class World:
             known.clear()
         self.turn = self._read = 0
         self.prefer_priority(False)
+        if self.prefill:
+            self.prefill.transfers.clear()
+            self.prefill.request_status.clear()
 
     # --- driving ---
 
@@ -92,6 +98,8 @@ class World:
             "input_ids": array("q", ids) if _wants_arrays() else ids,
             **{"return_logprob": False, "logprob_start_len": -1, "top_logprobs_num": 0, "stream": False},
         }
+        if self.prefill:
+            fields |= ADDRESS | {"bootstrap_room": 1 + len(self.requests) + len(self.inbox)}
         known = _fields(message)
         self.inbox.append(message(**{name: value for name, value in fields.items() if name in known}))
 
@@ -226,6 +234,12 @@ class World:
                         self._ends.setdefault(name, []).append(reason["type"])
         self._read = len(self.replies)
         return self._ends.get(rid, [])
+
+    def prompt_length(self, rid: str) -> int:
+        """Tokens of a request that a prefill worker computes: again after a retraction, then with those it had."""
+        req = self.requests[rid]
+        again = getattr(req, "pd_rebootstrap_in_progress", False)
+        return len(req.origin_input_ids) + len(req.output_ids) * again
 
     def answered(self, rid: str) -> bool:
         """Whether the answer is exactly what the request asked for; SGLang may have cut that to its limit, or to -1."""

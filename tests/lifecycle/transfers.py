@@ -1,0 +1,154 @@
+"""The prefill worker of a decode worker, and the network between them: the one stand-in of the decode side.
+
+Queues, requests, metadata buffers and everything that follows a poll are SGLang's; here is a receiver of its interface
+whose rows and metadata arrive when the story says so: in parts, late, or never.
+"""
+
+from __future__ import annotations
+
+import importlib
+from types import SimpleNamespace
+from typing import TYPE_CHECKING
+
+import torch
+
+from .pools import content
+
+if TYPE_CHECKING:
+    from .world import World
+
+ADDRESS = {"bootstrap_host": "prefill", "bootstrap_port": 8998}
+
+
+def _alone(tensor: torch.Tensor, *_, group=None, **__) -> None:
+    """What a reduction is in a group of one."""
+    assert torch.distributed.get_world_size(group) == 1
+
+
+class Prefill:
+    """Computes every prompt at once; sends when told. Also what a decode worker's transfer manager knows of it."""
+
+    def __init__(self, world: World) -> None:
+        decode = importlib.import_module("sglang.srt.disaggregation.decode")
+        self.world, self.queue = world, world.scheduler.disagg_decode_prealloc_queue
+        self.transfers: list[Transfer] = []
+        self.prefill_info_table = SimpleNamespace(get=lambda _: SimpleNamespace(dp_size=1, follow_bootstrap_room=False))
+        self.request_status: dict[int, int] = {}
+        self.kv_args = getattr(self.queue.kv_manager, "kv_args", None)  # only who looks at it keeps it
+        environment = importlib.import_module("sglang.srt.environ").envs
+        deferred = getattr(environment, "SGLANG_DISAGGREGATION_DEFERRED_DECODE_KV_RELEASE", None)
+        self.enable_deferred_decode_kv_release = deferred is not None and deferred.get()
+        self.poll = importlib.import_module("sglang.srt.disaggregation.base").KVPoll
+        self.queue.kv_manager = self
+        decode._is_fake_transfer = lambda *_: False
+        torch.distributed.all_reduce = _alone  # gloo's threads do not survive a fork
+        get_kv_class = decode.get_kv_class
+        kinds = importlib.import_module("sglang.srt.disaggregation.utils").KVClassType
+        decode.get_kv_class = lambda *a: self.receiver if kinds.RECEIVER in a else get_kv_class(*a)
+
+    def receiver(self, mgr: Prefill, bootstrap_addr: str, bootstrap_room: int) -> Transfer:
+        assert mgr is self and bootstrap_addr
+        self.transfers.append(Transfer(self, bootstrap_room))
+        return self.transfers[-1]
+
+    def under_way(self, rid: str = "") -> list[Transfer]:
+        """The transfers of a request, or of all, that have not ended; a client's abort does not end one."""
+        return [t for t in self.transfers if not t.over and rid in {"", t.rid}]
+
+    def submit_prefill_recompute(self, receiver: Transfer, payload: object) -> None:
+        """A retracted request's KV is computed again; also at once."""
+        assert receiver in self.transfers and payload
+
+    def is_abort_release_safe(self, room: int, _acks: int) -> bool:
+        return all(t.over for t in self.transfers if t.bootstrap_room == room)
+
+    def clear_deferred_abort_state(self, room: int) -> None:
+        """Nothing is kept that would have to be forgotten."""
+
+
+class Transfer:
+    """One request's KV on its way, as the decode worker's receiver."""
+
+    require_staging = False
+    supports_host_destination = False
+
+    def __init__(self, prefill: Prefill, room: int) -> None:
+        self.kv_mgr, self.bootstrap_room, self.rid = prefill, room, f"r{room - 1}"
+        self.bootstrap_infos = [{}]
+        self.conclude_state: int | None = None
+        self.abort_notified = self.over = False
+        self.rows = torch.empty(0, dtype=torch.int64)
+        self.written = 0
+        self.aux = -1
+        self.status = prefill.poll.Bootstrapping
+
+    # --- as SGLang calls it ---
+
+    def init(self, _rank: int) -> None:
+        self.status = self.kv_mgr.poll.WaitingForInput
+
+    def send_metadata(self, kv_indices, aux_index, *_, **__) -> None:
+        """Where the rows are to go: host rows to 0.5.12, pages of them from 0.5.13."""
+        world = self.kv_mgr.world
+        page = world.pools.host.page_size
+        rows = torch.from_numpy(kv_indices.copy()).long()[:, None] * page + torch.arange(page)
+        self.rows, self.aux = rows.flatten()[: world.prompt_length(self.rid)], aux_index
+        self._now(self.kv_mgr.poll.Transferring)
+
+    def poll(self) -> int:
+        return self.status if self.conclude_state is None else self.conclude_state
+
+    def abort(self) -> None:
+        self.conclude_state = self.kv_mgr.poll.Failed
+        self.abort_notified = True
+        self._now(self.kv_mgr.poll.Failed)
+        if self.aux < 0:  # nobody knows where to send anything
+            self.over = True
+
+    def ensure_abort_notified(self, **_) -> None:
+        self.abort_notified = True
+
+    def failure_exception(self) -> None:
+        raise RuntimeError("the prefill worker gave up")
+
+    def clear(self) -> None:
+        """Nothing is kept that would have to be forgotten."""
+
+    # --- as the story tells it ---
+
+    @property
+    def sending(self) -> bool:
+        return self.aux >= 0 and not self.over
+
+    def write(self, upto: int) -> None:
+        """Rows arrive, wherever they were to go when the transfer began."""
+        world, req = self.kv_mgr.world, self.kv_mgr.world.requests[self.rid]
+        new = slice(self.written, upto)
+        mine = set(world.pools.host_rows_of(req))
+        lost = [row for row in self.rows[new].tolist() if row not in mine]
+        world.expect(not lost, f"the transfer of {self.rid} writes host rows that are not its own any more: {lost[:6]}")
+        tokens = req.origin_input_ids[0] + torch.arange(self.written, upto)
+        for layer, rows in enumerate(world.pools.host_rows()):
+            rows[self.rows[new]] = content(tokens, layer)
+        self.written = max(self.written, upto)
+
+    def part(self) -> None:
+        self.write((self.written + len(self.rows) + 1) // 2)
+
+    def land(self) -> None:
+        """The rest of the rows, and the first token, which the prefill worker computed."""
+        self.write(len(self.rows))
+        world, buffers = self.kv_mgr.world, self.kv_mgr.queue.metadata_buffers
+        req = world.requests[self.rid]
+        buffers.output_ids[self.aux][0] = req.origin_input_ids[0] + len(self.rows)
+        buffers.bootstrap_room[self.aux][0] = self.bootstrap_room
+        self.over = True
+        self._now(self.kv_mgr.poll.Success)
+
+    def fail(self) -> None:
+        """The prefill worker gives up; nothing more is sent."""
+        self.over = True
+        self._now(self.kv_mgr.poll.Failed)
+
+    def _now(self, status: int) -> None:
+        self.status = self.kv_mgr.request_status[self.bootstrap_room] = status
