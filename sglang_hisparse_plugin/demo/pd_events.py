@@ -12,6 +12,7 @@ from .pd_servers import Pair
 from .server import Server
 from .setup import Scale
 
+LAPS = 4  #: rounds of a walk in which every row that it ever needs is needed again
 SETTLED = 60  #: seconds in which who waits for a server that is gone must have an answer
 
 
@@ -34,7 +35,7 @@ def aborted_while_waiting(report: Report, pair: Pair, scale: Scale) -> None:
 def comes_late(report: Report, pair: Pair, scale: Scale) -> None:
     """The decode server gives a request up, another gets its slots, and then the prefill server sends its KV."""
     gone, late = pair.apart(model.prompt(scale.crowd[1], seed=3000), 1)
-    other = pair.request(model.prompt(scale.long[0], seed=3001), scale.steps)
+    other = pair.request(model.prompt(scale.long[-1], seed=3001), LAPS * scale.steps)  # it decodes while KV comes
     with ThreadPoolExecutor(1) as pool:
         given_up = pool.submit(walks.reply, gone.generate)
         _holds_something(pair.decode)
