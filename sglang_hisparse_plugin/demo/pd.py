@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import threading
-from concurrent.futures import ThreadPoolExecutor
 
 from . import checks, load, pd_events, pd_probe, walks
 from .checks import Report
@@ -106,7 +105,7 @@ def _retracted(report: Report, pair: Pair, prompts: list[Prompt]) -> list[Walk]:
             with lock:
                 again += 1
 
-    with ThreadPoolExecutor(len(prompts)) as pool:
+    with pair.threads(len(prompts)) as pool:
         answers = list(pool.map(ask, prompts))
     retracted = _retractions(pair) - before
     report.add(

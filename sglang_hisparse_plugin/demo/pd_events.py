@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import wait
 
 from . import checks, load, model, probe, walks
 from .checks import Report
 from .pd_servers import Pair
-from .server import Server
+from .server import Server, ServerFailed
 from .setup import Scale
 
 LAPS = 4  #: rounds of a walk in which every row that it ever needs is needed again
@@ -20,7 +20,7 @@ def aborted_while_waiting(report: Report, pair: Pair, scale: Scale) -> None:
     """At either server, of a request that the other has never heard of."""
     prompt = walks.crowd(scale, 1)[0]
     at_decode, at_prefill = pair.apart(*prompt)[0], pair.apart(*prompt)[1]
-    with ThreadPoolExecutor(2) as pool:
+    with pair.threads(2) as pool:
         replies = [pool.submit(walks.reply, client.generate) for client in (at_decode, at_prefill)]
         _holds_something(pair.decode)
         time.sleep(1)  # the prefill server takes nothing for a request before the other one asks for it
@@ -36,7 +36,7 @@ def comes_late(report: Report, pair: Pair, scale: Scale) -> None:
     """The decode server gives a request up, another gets its slots, and then the prefill server sends its KV."""
     gone, late = pair.apart(model.prompt(scale.crowd[1], seed=3000), 1)
     other = pair.request(model.prompt(scale.long[-1], seed=3001), LAPS * scale.steps)  # it decodes while KV comes
-    with ThreadPoolExecutor(1) as pool:
+    with pair.threads(1) as pool:
         given_up = pool.submit(walks.reply, gone.generate)
         _holds_something(pair.decode)
         gone.abort()
@@ -73,7 +73,7 @@ def prefill_restarted(report: Report, pair: Pair, scale: Scale) -> None:
     """With one request decoding, and one waiting for KV."""
     prompt = walks.long(scale)[-1]
     waiting, running = pair.apart(*prompt)[0], pair.request(*prompt)
-    with ThreadPoolExecutor(1) as pool:
+    with pair.threads(1) as pool:
         unserved = pool.submit(walks.reply, waiting.generate)
         _holds_something(pair.decode)
         kill = _once(lambda: pair.prefill.stop(politely=False))
@@ -103,3 +103,4 @@ def _holds_something(server: Server) -> None:
         if state["now"] != state["start"]:
             return
         time.sleep(0.05)
+    raise ServerFailed(f"{server.log.stem} took up nothing in {server.patience:.0f} s\n{server.last_exception()}")

@@ -169,12 +169,25 @@ class Pair:
     def running(self) -> Iterator[Pair]:
         """Both up; both ended at the end."""
         try:
-            with ThreadPoolExecutor(2) as pool:
+            with self.threads(2) as pool:
                 list(pool.map(Server.__enter__, self._servers()))
             yield self
         finally:
-            for server in self._servers():
-                server.stop()
+            self._stop()
+
+    @contextmanager
+    def threads(self, count: int) -> Iterator[ThreadPoolExecutor]:
+        """For what waits for the servers: after an exception it waits no longer, for there are none."""
+        with ThreadPoolExecutor(count) as pool:
+            try:
+                yield pool
+            except BaseException:
+                self._stop()
+                raise
+
+    def _stop(self) -> None:
+        for server in self._servers():
+            server.stop()
 
     def _servers(self) -> list[Server]:
         return [self.prefill, self.decode] if self.transport.carries else [self.decode]

@@ -223,3 +223,14 @@ def test_a_restart_is_another_server(pair: Pair, monkeypatch: pytest.MonkeyPatch
     assert pair.decode.log != decode.log
     assert (decode.env["SGLANG_HISPARSE_PLUGIN_SKIP"], pair.decode.env["SGLANG_HISPARSE_PLUGIN_SKIP"]) == ("x", "")
     assert f"--disaggregation-bootstrap-port={pair.bootstrap_port}" in pair.prefill.command
+
+
+def test_an_interruption_waits_for_no_answer(
+    pair: Pair, peers: tuple[Peer, Peer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for peer in peers:
+        peer.waiting = True
+    monkeypatch.setattr(Server, "stop", lambda server, politely=True: [peer._told.set() for peer in peers])
+    with pytest.raises(KeyboardInterrupt), pair.threads(1) as pool:
+        pool.submit(pair.request(PROMPT, 4).generate)
+        raise KeyboardInterrupt

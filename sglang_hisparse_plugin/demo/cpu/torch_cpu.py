@@ -19,6 +19,7 @@ def adapt(torch: ModuleType) -> None:
         cudaHostRegister=lambda *args: 0, cudaHostUnregister=lambda *args: 0, cudaGetErrorString=str
     )
     torch.Tensor.record_stream = lambda self, stream: None
+    torch.cuda.Event, torch.cuda.current_stream = torch.cpu.Event, torch.cpu.current_stream
     torch.cuda.synchronize = torch.cuda.empty_cache = lambda *args: None
     torch.cuda.get_device_capability = lambda device=None: (9, 0)
     torch._C._cpu._is_amx_tile_supported = lambda: (
