@@ -20,7 +20,7 @@ ADD = "PrefillAdder.add_one_req"
 def judge(tree: SourceTree) -> Verdict:
     add = existing(tree.function(upstream.POLICY, ADD), ADD)
     prefill = existing(upstream.scheduler_method(tree, "get_new_batch_prefill"), "Scheduler.get_new_batch_prefill")
-    if add.calls("hisparse_pools_without_room"):
+    if add.calls("admission.has_room"):
         return Fixed("add_one_req asks each pool")
     expect_hookable(add, "self", "req", more=True)
     expect_hookable(prefill, "self", more=True)
@@ -98,7 +98,6 @@ OVERLAY = Overlay(
     rows=("host-exhausted", "length-limit"),
     origin="sgl-project/sglang#23704",
     remove_when="the prefill adder asks the host pool in the oldest supported release",
-    no_diff="not written yet: the prefill adder, its budget and the scheduler would change together",
     probe=judge,
     hooks=lambda tree: (
         Hook(f"{upstream.SCHEDULER}:Scheduler.get_new_batch_prefill", get_new_batch_prefill),

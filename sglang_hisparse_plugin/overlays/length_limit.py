@@ -91,7 +91,6 @@ OVERLAY = Overlay(
     origin="sgl-project/sglang#24764, #28753",
     remove_when="get_worker_info limits requests by the allocator's size_full in the oldest supported release",
     requires=("admission-memory",),
-    no_diff="not written yet",
     probe=judge,
     hooks=lambda tree: (
         Hook(f"{WORKER}:{METHOD}", get_worker_info),

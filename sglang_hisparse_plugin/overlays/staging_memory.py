@@ -58,7 +58,7 @@ def _without_room(c: Any) -> Any:
     room = upstream.pools(c)["device"].available_size()
     for act in c.ack_staging_queue:
         tokens = upstream.allocated_len(act.req)
-        missing = max(0, memory.hot_buffer(c, tokens) - upstream.paged(c, tokens))
+        missing = max(0, memory.hot_buffer(c, tokens) - upstream.paged(c, tokens // getattr(c, "compress_ratio", 1)))
         missing = 0 if upstream.waits_for_device(c) else missing + upstream.scratch(c, upstream.slot(act.req))
         if act.finish_event is NEVER or missing > room:
             yield act.req
@@ -80,7 +80,6 @@ OVERLAY = Overlay(
     origin="sgl-project/sglang#23704",
     remove_when="a full pool at staging raises nothing in the oldest supported release",
     requires=("retract-order",),
-    no_diff="not written yet: it belongs with admission, without which a request can go round for ever",
     probe=judge,
     hooks=lambda tree: (
         Hook(f"{upstream.COORDINATOR}:HiSparseCoordinator.admit_request_into_staging", admit_request_into_staging),

@@ -23,19 +23,6 @@ ONLY_IN = {
 }
 """Scenarios about things that only these releases have."""
 
-NO_DIFF = (
-    "host-full-at-staging",
-    "device-full-after-staging",
-    "host-small",
-    "never-fits",
-    "long-answer",
-    "long-request",
-    "drafts-device-full",
-    "drafts-host-full",
-    "drafts-take-no-device",
-)
-"""Scenarios whose defect no diff in patches/ repairs: the patched source shows it as the unchanged one does."""
-
 UNSERVED = ("0.5.13",)
 """Releases that, unchanged, end with the first request that decodes; only `plain` is judged on them."""
 
