@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import fcntl
 import importlib
 import json
 import os
@@ -39,6 +38,7 @@ from sglang_hisparse_plugin.patching.hooker import WraptHooker
 from sglang_hisparse_plugin.patching.outcome import Applied
 
 COST = ("cpu-sync", "index-upload")
+START = time.perf_counter()
 WARM_UP = 3  # steps before timed ones
 MEMORY = ("retract-order", "retract-once", "decode-memory")
 WAYS = {
@@ -58,7 +58,6 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=12, help="turns of each way")
     parser.add_argument("--steps", type=int, default=8, help="timed steps of a turn; three more come before them")
     parser.add_argument("--forward", type=float, nargs="+", default=[0.0, 3.0], help="milliseconds of a pass on a GPU")
-    parser.add_argument("--lock", type=Path, help="measure while nobody else does who names this file")
     parser.add_argument("--json", type=Path, help="write the record here")
     parser.add_argument("--commit", default=provenance.commit(), help="of this code, where no repository tells")
     parser.add_argument("--here", action="store_true", help=argparse.SUPPRESS)
@@ -67,23 +66,29 @@ def arguments() -> argparse.Namespace:
 
 def main() -> int:
     options = arguments()
-    if options.device == "cuda" or options.here:
-        records = [measured(options)]
+    if options.here or options.device == "cuda":
+        records = measured(options)
     else:
-        records = [in_process(release, options) for release in options.release or ["0.5.12"]]
-    if options.here:
-        print(json.dumps(records[0]))
-        return 0
-    shared = {name: records[0][name] for name in records[0] if name not in OWN}
-    record = {**shared, "releases": [{name: each[name] for name in OWN} for each in records]}
-    if options.json:
-        options.json.write_text(json.dumps(record, indent=1) + "\n", "utf-8")
-    for each in record["releases"]:
-        show(each)
-    return max(each["wrong_rows"] for each in records) > 0
+        records = (in_process(release, options) for release in options.release or ["0.5.12"])
+    wrong = 0
+    for record in records:
+        wrong += sum(each["wrong_rows"] for each in record["releases"])
+        if options.here:
+            print(json.dumps(record), flush=True)
+        else:
+            save(record, options.json)
+            show(record["releases"][-1])
+    return wrong > 0
 
 
-OWN = ("sglang", "overlays", "rows_checked", "wrong_rows", "cells")
+def save(record: dict, file: Path | None) -> None:
+    """With what the file has of other releases: a run that is cut short leaves what it has."""
+    if file:
+        with contextlib.suppress(FileNotFoundError):
+            new = {each["sglang"] for each in record["releases"]}
+            old = [each for each in json.loads(file.read_text("utf-8"))["releases"] if each["sglang"] not in new]
+            record = {**record, "releases": old + record["releases"]}
+        file.write_text(json.dumps(record, indent=1) + "\n", "utf-8")
 
 
 def in_process(release: str, options: argparse.Namespace) -> dict:
@@ -96,39 +101,52 @@ def in_process(release: str, options: argparse.Namespace) -> dict:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def measured(options: argparse.Namespace) -> dict:
+def measured(options: argparse.Namespace) -> Iterator[dict]:
+    """The record of this release, again after each batch size, longer each time."""
     os.environ["SGLANG_HISPARSE_PLUGIN"] = "off"  # what is switched on and off here is applied here
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
     ledger = engine.Ledger()
+    say("importing SGLang")
     ways = applied(ledger)
-    on_gpu = options.device == "cuda"
-    passes = options.forward if on_gpu else [0.0]
-    steps = len(passes) * options.rounds * (options.steps + WARM_UP) * len(ways) + 2 * WARM_UP + len(passes)
-    size = Size(2048, 4096, 4200, steps) if on_gpu else Size(64, 128, 200, steps)
-    every, cells, wrong = [], [], 0
-    with torch.inference_mode():
-        # All at once and to the end: SGLang never takes back the registration of a host pool's memory.
-        every = [Decoding(options.device, batch, size) for batch in options.batch]
-        for decoding in every:  # compile what is compiled at first use
-            for _ in range(WARM_UP):
+    passes = options.forward if options.device == "cuda" else [0.0]
+    steps = len(passes) * options.rounds * (options.steps + WARM_UP) * len(ways) + WARM_UP + len(passes)
+    release = {
+        "sglang": installation.find().version,
+        "overlays": {name: type(outcome).__name__ for name, outcome in ledger.outcomes.items()},
+        **{"rows_checked": 0, "wrong_rows": 0, "cells": []},
+    }
+    kept = []  # to the end: SGLang never takes back the registration of a host pool's memory
+    for batch in options.batch:
+        say(f"batch {batch}: pools, first steps")
+        with torch.inference_mode():
+            decoding = Decoding(options.device, batch, Size(64, 128, 200, steps))
+            kept.append(decoding)
+            for _ in range(WARM_UP):  # compile what is compiled at first use
                 decoding.prepare()
                 decoding.forward(0)
-        with held(options.lock):
-            for decoding in every:
-                cells += [cell(decoding, options, ledger, ways, forward) for forward in passes]
-        for decoding in every:
-            wrong += decoding.wrong_rows()
+            say("measuring")
+            release["cells"] += [cell(decoding, options, ledger, ways, forward) for forward in passes]
+            wrong = decoding.wrong_rows()
             decoding.spoil()
-        if sum(decoding.wrong_rows() for decoding in every) < wrong + len(every):
-            raise AssertionError("host rows that were changed on purpose were not found")
+            if decoding.wrong_rows() <= wrong:
+                raise AssertionError("a host row that was changed on purpose was not found")
+        release["rows_checked"] += decoding.rows
+        release["wrong_rows"] += wrong
+        yield {**about(options), "releases": [release]}
+
+
+def about(options: argparse.Namespace) -> dict:
+    """What is measured, where and with what."""
+    on_gpu = options.device == "cuda"
+    aside = (
+        " On a CPU host_us is CPU time of the scheduler's thread, without what a stand-in does: the page allocator's "
+        "kernel, interpreted, and the copies of the backup."
+    )
     return {
-        "what": "microseconds on the host for check_decode_mem and prepare_for_decode of a step (host_us), and from "
-        "one step to the next (period_us): [10th percentile, median, 90th percentile]",
-        "less": None
-        if on_gpu
-        else "host_us is CPU time of the scheduler's thread, without what a stand-in does: the page "
-        "allocator's kernel, interpreted on a CPU, and the copies of the backup",
+        "what": "microseconds on the host for check_decode_mem and prepare_for_decode of a step (host_us), and on a GPU "
+        "from one step to the next (period_us): [10th percentile, median, 90th percentile]."
+        + ("" if on_gpu else aside),
         "device": torch.cuda.get_device_name() if on_gpu else f"cpu: {processor()}",
         "driver": provenance.driver() if on_gpu else None,
         "stand_ins": None if on_gpu else cpu.STAND_INS,
@@ -137,14 +155,13 @@ def measured(options: argparse.Namespace) -> dict:
         "plugin": __version__,
         "commit": options.commit,
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "size": vars(size),
         "steps_per_way": options.rounds * options.steps,
-        "sglang": installation.find().version,
-        "overlays": {name: type(outcome).__name__ for name, outcome in ledger.outcomes.items()},
-        "rows_checked": sum(decoding.rows for decoding in every),
-        "wrong_rows": wrong,
-        "cells": cells,
     }
+
+
+def say(what: str) -> None:
+    """On stderr, with the seconds since the start."""
+    print(f"{time.perf_counter() - START:6.1f} s  {what}", file=sys.stderr, flush=True)
 
 
 def applied(ledger: engine.Ledger) -> dict[str, tuple[str, ...]]:
@@ -186,7 +203,10 @@ def cell(decoding: Decoding, options: argparse.Namespace, ledger: engine.Ledger,
                         period[name].append(1e6 * (now - last))
                     last = now
         streams.synchronize()
-    times = {name: {"host_us": spread(host[name]), "period_us": spread(period[name])} for name in names}
+    times = {name: {"host_us": spread(host[name])} for name in names}
+    if decoding.device == "cuda":  # else it is the stand-ins' time
+        for name in names:
+            times[name]["period_us"] = spread(period[name])
     return {"batch": decoding.requests, "forward_ms": forward, "ways": times}
 
 
@@ -208,16 +228,6 @@ def spread(values: list[float]) -> list[float]:
     ]
 
 
-@contextlib.contextmanager
-def held(file: Path | None) -> Iterator[None]:
-    if file is None:
-        yield
-        return
-    with file.open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
-
-
 def processor() -> str:
     with contextlib.suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text("utf-8").splitlines():
@@ -232,7 +242,7 @@ def show(record: dict) -> None:
     for title in ("batch", "pass, ms", "", *names):
         table.add_column(title, justify="right")
     for each in record["cells"]:
-        for what in ("host_us", "period_us"):
+        for what in each["ways"][names[0]]:
             times = [each["ways"][name][what] for name in names]
             texts = [f"{mid:.0f} ({low:.0f}-{high:.0f})" for low, mid, high in times]
             table.add_row(str(each["batch"]), f"{each['forward_ms']:g}", what.removesuffix("_us"), *texts)

@@ -222,7 +222,7 @@ class _Arguments(SimpleNamespace):
 def _server_args(device: str):
     """Globally and for the scheduler; from 0.5.18 SGLang wants real ones, with some model."""
     module = importlib.import_module("sglang.srt.server_args")
-    if "import publish" in inspect.getsource(module.set_global_server_args_for_scheduler):
+    if "publish(server_args" in inspect.getsource(module.set_global_server_args_for_scheduler):
         model = Path(tempfile.mkdtemp())
         (model / "config.json").write_text(json.dumps(MODEL))
         args = module.ServerArgs(model_path=str(model), device=device, skip_tokenizer_init=True, load_format="dummy")
