@@ -144,9 +144,9 @@ def about(options: argparse.Namespace) -> dict:
         "kernel, interpreted, and the copies of the backup."
     )
     return {
-        "what": "microseconds on the host for check_decode_mem and prepare_for_decode of a step (host_us), and on a GPU "
-        "from one step to the next (period_us): [10th percentile, median, 90th percentile]."
-        + ("" if on_gpu else aside),
+        "what": "microseconds on the host for check_decode_mem and prepare_for_decode of a step (host_us), on a GPU "
+        "also from one step to the next (period_us): [10th percentile, median, 90th percentile]."
+        f"{'' if on_gpu else aside}",
         "device": torch.cuda.get_device_name() if on_gpu else f"cpu: {processor()}",
         "driver": provenance.driver() if on_gpu else None,
         "stand_ins": None if on_gpu else cpu.STAND_INS,
