@@ -6,7 +6,7 @@ READY := .venv/.ready
 MOONCAKE := .venv/mooncake
 WITH_MOONCAKE := PYTHONPATH=$(CURDIR)/$(MOONCAKE) LD_LIBRARY_PATH=$(CURDIR)/$(MOONCAKE)/lib
 
-.PHONY: demo test long pd observe load fuzz every-release lint clean help
+.PHONY: demo test long pd observe load fuzz every-release reproduce lint clean help
 
 help:
 	@echo "make demo   the real SGLang server with HiSparse on this CPU, with and without the plugin"
@@ -18,6 +18,7 @@ help:
 	@echo "make every-release   tests/lifecycle with the state machine and the unchanged releases, of which 'make test' plays some, on all (40 minutes)"
 	@echo "make fuzz   SECONDS=60 RELEASE='0.5.12 0.5.23' SEED=0: any sequence of events on the real scheduler; all releases if none is named"
 	@echo "make speculative   SGLang's own speculation on the real server of 0.5.23, by both ways to swap in; four minutes"
+	@echo "make reproduce   PATCH=0.5.23/staging-memory: what a patch repairs, on that release without it and with it; a minute"
 	@echo "make lint   ruff and mypy alone"
 
 demo: $(READY)
@@ -46,6 +47,9 @@ fuzz: $(READY)
 
 speculative: $(READY)
 	OWN_DRAFT_TOKENS=2,3 $(BIN)/python -m pytest tests/e2e/test_speculative.py -k own_way $(ARGS)
+
+reproduce: $(READY)
+	PYTHONPATH=tests $(BIN)/python -m lifecycle.reproduce $(PATCH)
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -10,6 +10,7 @@ from datetime import date
 from pathlib import Path
 
 import pytest
+from lifecycle import register
 
 from sglang_hisparse_plugin.overlays import OVERLAYS
 from sglang_hisparse_plugin.patching import patchfile, proof, series
@@ -18,6 +19,9 @@ from sglang_hisparse_plugin.patching.patchfile import Patch, blob_id
 from .conftest import OLD
 
 Source = Callable[[str], Path]
+
+NEWEST = "0.5.23"
+OF_TWO_RANKS = "empty-on-one"  # in tests/lifecycle/ranks.py
 
 STORED = series.stored()
 PATCHES = [
@@ -48,6 +52,16 @@ def test_the_header_says_where_the_patch_stands(release: str, patch: Patch) -> N
     assert overlay.id in patch.fields["Origin"]
     assert patch.fields.get("Applied-Upstream") == overlay.fixed_since
     assert set(re.findall(r"#(\d+)", overlay.origin)) <= set(re.findall(r"\d+", patch.fields["Bug"]))
+
+
+@pytest.mark.parametrize(
+    ("release", "patch"), [p for p in PATCHES if NEWEST in p.id or "Scenarios" in p.values[1].fields]
+)
+def test_a_maintainer_can_see_what_it_repairs(release: str, patch: Patch) -> None:
+    """Its scenarios find something on the unchanged release; tests/lifecycle has it that they find nothing patched."""
+    assert patch.fields.get("Reproduction") == f"make reproduce PATCH={release}/{patch.id}"
+    for name in patch.fields["Scenarios"].split(", "):
+        assert name == OF_TWO_RANKS or register.evidence(release, "plain", name), name
 
 
 @pytest.mark.parametrize(("release", "patch"), PATCHES)
