@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from . import memory, upstream
@@ -12,17 +12,25 @@ from . import memory, upstream
 class Admission:
     """One pass over the waiting queue.
 
-    Tokens still to be generated are counted as SGLang counts them: at most CLIP_MAX_NEW_TOKENS, and of those that are
+    Tokens still to be generated are counted as SGLang counts them: clipped, and of those that are
     under way the part that its new-token ratio expects. A hot buffer is counted as large as it can become, and who
     speculates with the positions that a step takes ahead. A request that would have the pools to itself needs room for
     its prompt and one step: nobody could ever make more room.
     """
 
-    def __init__(self, scheduler: Any, running: Any) -> None:
+    def __init__(self, scheduler: Any, running: Any, others: Iterable[Any] = (), clip: int | None = None) -> None:
+        """
+        Args:
+            others: who else may hold slots.
+            clip: tokens still to be generated that are counted at most, if not SGLang's CLIP_MAX_NEW_TOKENS.
+        """
+        self.clip = clip if clip is not None else int(vars(sys.modules[upstream.POLICY])["CLIP_MAX_NEW_TOKENS"])
         self.coordinator = scheduler.hisparse_coordinator
         self.ahead = upstream.tokens_ahead(scheduler)
-        self.holders = list(_holders(scheduler, running))
+        self.holders = list(_holders(scheduler, [*running.reqs, *others]))
         self.left: dict[str, int] = {}
+        self.receives = scheduler.disaggregation_mode.name == "DECODE"
+        """Prompts come by way of the host pool, and never are on the device as a whole."""
         self.admitted = 0
         self.refused: tuple[Any, list[str]] | None = None
         """The request at which the pass ended, and the pools that have no room for it."""
@@ -32,14 +40,18 @@ class Admission:
         if not self.left:
             self.left = {name: int(pool.available_size()) for name, pool in upstream.pools(self.coordinator).items()}
             for holder in self.holders:
-                self._subtract(self._needs(holder, int(_clipped(holder) * ratio), _rest(holder)))
-        needs = self._needs(req, _clipped(req), _rest(req)) if self.holders or self.admitted else self._needs(req, 1, 1)
+                self._subtract(self._needs(holder, int(self._clipped(holder) * ratio), _rest(holder)))
+        needs = (
+            self._needs(req, self._clipped(req), _rest(req))
+            if self.holders or self.admitted
+            else self._needs(req, 1, 1)
+        )
         return [name for name, slots in needs.items() if slots > self.left[name]]
 
     def admit(self, req: Any) -> None:
         """`req` is in the batch."""
         self.admitted += 1
-        self._subtract(self._needs(req, _clipped(req), _rest(req)))
+        self._subtract(self._needs(req, self._clipped(req), _rest(req)))
 
     def _needs(self, req: Any, expected: int, most: int) -> dict[str, int]:
         """Slots that `req` has yet to take, if it generates `expected` tokens, and its hot buffer `most`."""
@@ -49,7 +61,7 @@ class Admission:
         held = upstream.paged(c, upstream.allocated_len(req)) if slot is not None else 0
         buffered = int(c.req_device_buffer_size[slot]) if slot is not None else 0
         device = memory.hot_buffer(c, tokens + most) - buffered
-        if not buffered:
+        if not buffered and not self.receives:
             device = max(device, upstream.paged(c, tokens) // ratio) - held // ratio
         length = tokens + expected + self.ahead
         host = upstream.paged(c, length) if self.ahead else upstream.host_slots_for(c, length // ratio)
@@ -60,14 +72,17 @@ class Admission:
         }
         return {name: max(0, slots) for name, slots in needs.items()}
 
+    def _clipped(self, req: Any) -> int:
+        return min(_rest(req), self.clip)
+
     def _subtract(self, needs: dict[str, int]) -> None:
         self.left = {name: slots - needs[name] for name, slots in self.left.items()}
 
 
-def _holders(scheduler: Any, running: Any) -> Iterator[Any]:
+def _holders(scheduler: Any, known: list[Any]) -> Iterator[Any]:
     """Everybody who holds slots, each once: in decode, in staging, and in a prefill that is not yet processed."""
     last = scheduler.last_batch
-    groups = [running.reqs, [act.req for act in scheduler.hisparse_coordinator.ack_staging_queue]]
+    groups = [known, [act.req for act in scheduler.hisparse_coordinator.ack_staging_queue]]
     groups += [last.reqs] if last is not None else []
     groups += [[scheduler.chunked_req]] if scheduler.chunked_req is not None else []
     for req in {id(req): req for group in groups for req in group}.values():
@@ -77,7 +92,3 @@ def _holders(scheduler: Any, running: Any) -> Iterator[Any]:
 
 def _rest(req: Any) -> int:
     return max(1, int(req.sampling_params.max_new_tokens) - len(req.output_ids))
-
-
-def _clipped(req: Any) -> int:
-    return min(_rest(req), int(vars(sys.modules[upstream.POLICY])["CLIP_MAX_NEW_TOKENS"]))

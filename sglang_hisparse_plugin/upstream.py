@@ -300,6 +300,26 @@ def answer_abort(scheduler: Any, req: Any, reason: dict[str, Any]) -> None:
     getattr(scheduler, "ipc_channels", scheduler).send_to_tokenizer.send_output(message, req)
 
 
+def poll_state(name: str) -> int:
+    """A state of a PD transfer as its receiver reports it."""
+    return int(getattr(importlib.import_module("sglang.srt.disaggregation.base").KVPoll, name))
+
+
+def is_aborted(entry: Any) -> bool:
+    """Whether the transfer of a request was given up on this side: a receiver fails unpolled only when told to."""
+    return bool(getattr(entry.kv_receiver, "conclude_state", None) == poll_state("Failed"))
+
+
+@contextlib.contextmanager
+def left_out(queue: Any, entries: list[Any]) -> Iterator[None]:
+    """Meanwhile these entries are not in a queue."""
+    queue.queue = [entry for entry in queue.queue if not any(entry is other for other in entries)]
+    try:
+        yield
+    finally:
+        queue.queue += entries
+
+
 def reserve_host(coordinator: Any, slot: int, start: int, stop: int) -> None:
     """Give positions start .. stop-1 of a request host slots. The host pool has pages, and counts them, from 0.5.13.
 

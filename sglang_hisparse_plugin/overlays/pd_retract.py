@@ -75,6 +75,7 @@ def add_request_to_queue(original: Any, scheduler: Any, req: Any, is_retracted: 
         return original(scheduler, req, is_retracted)
     abort = importlib.import_module(upstream.BATCH).FINISH_ABORT
     req.finished_reason = abort(MESSAGE, status_code=HTTPStatus.SERVICE_UNAVAILABLE)
+    req.finished_output = True  # with overlap, the step under way has its results streamed after this answer
     upstream.answer_abort(scheduler, req, req.finished_reason.to_json())
     return None
 

@@ -145,6 +145,7 @@ class Story:
         for _ in range(PATIENCE + self.tokens):
             if w.prefill:
                 self._transfers("land")
+                w.prefill.clock.ahead += 2  # for whoever waits for a prefill worker that gave up
             if all(map(w.ends, self.arrived)):
                 break
             w.run(1)

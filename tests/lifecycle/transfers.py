@@ -7,6 +7,8 @@ whose rows and metadata arrive when the story says so: in parts, late, or never.
 from __future__ import annotations
 
 import importlib
+import sys
+import time
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
@@ -41,6 +43,9 @@ class Prefill:
         self.poll = importlib.import_module("sglang.srt.disaggregation.base").KVPoll
         self.queue.kv_manager = self
         decode._is_fake_transfer = lambda *_: False
+        self.clock = Clock()
+        if overlay := sys.modules.get("sglang_hisparse_plugin.overlays.late_transfer"):
+            overlay.time = self.clock
         torch.distributed.all_reduce = _alone  # gloo's threads do not survive a fork
         get_kv_class = decode.get_kv_class
         kinds = importlib.import_module("sglang.srt.disaggregation.utils").KVClassType
@@ -55,6 +60,11 @@ class Prefill:
         """The transfers of a request, or of all, that have not ended; a client's abort does not end one."""
         return [t for t in self.transfers if not t.over and rid in {"", t.rid}]
 
+    def again(self) -> None:
+        self.transfers.clear()
+        self.request_status.clear()
+        self.clock.ahead = 0
+
     def submit_prefill_recompute(self, receiver: Transfer, payload: object) -> None:
         """A retracted request's KV is computed again; also at once."""
         assert receiver in self.transfers and payload
@@ -64,6 +74,15 @@ class Prefill:
 
     def clear_deferred_abort_state(self, room: int) -> None:
         """Nothing is kept that would have to be forgotten."""
+
+
+class Clock:
+    """What the plugin goes by when it waits for a transfer; a story takes no time."""
+
+    ahead = 0.0
+
+    def monotonic(self) -> float:
+        return time.monotonic() + self.ahead
 
 
 class Transfer:
@@ -102,8 +121,6 @@ class Transfer:
         self.conclude_state = self.kv_mgr.poll.Failed
         self.abort_notified = True
         self._now(self.kv_mgr.poll.Failed)
-        if self.aux < 0:  # nobody knows where to send anything
-            self.over = True
 
     def ensure_abort_notified(self, **_) -> None:
         self.abort_notified = True

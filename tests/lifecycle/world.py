@@ -67,8 +67,7 @@ class World:
         self.turn = self._read = 0
         self.prefer_priority(False)
         if self.prefill:
-            self.prefill.transfers.clear()
-            self.prefill.request_status.clear()
+            self.prefill.again()
 
     # --- driving ---
 
