@@ -6,14 +6,14 @@ import itertools
 import re
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
 
 from .. import installation
 from ..overlays import OVERLAYS
 from ..patching import engine
 from ..patching.outcome import Applied, Refused, Skipped
 from . import model, probe, walks
-from .server import Server, ServerFailed
+from .server import Progress, Server, ServerFailed
 from .setup import Launcher, Scale
 from .walks import Walk
 
@@ -27,17 +27,31 @@ class Check:
     """None: does not apply to this release; `detail` says why."""
     detail: str
 
+    def __str__(self) -> str:
+        verdict = {True: "holds", False: "FAILS", None: "n/a"}[self.passed]
+        return f"{verdict}: {self.name}: {self.detail.partition(chr(10))[0]}"
+
+
+def _unheard(_: str) -> None:
+    pass
+
 
 @dataclass
 class Report:
     """Checks and figures of one release, in the order in which they were made."""
 
     release: str
+    say: InitVar[Progress] = _unheard
+    """Hears of each check when it is made: a run that is cut short has not been for nothing."""
     checks: list[Check] = field(default_factory=list)
     figures: dict[str, float] = field(default_factory=dict)
 
+    def __post_init__(self, say: Progress) -> None:
+        self._say = say
+
     def add(self, name: str, passed: bool | None, detail: str) -> None:
         self.checks.append(Check(name, passed, detail))
+        self._say(str(self.checks[-1]))
 
     @property
     def passed(self) -> bool:
@@ -69,7 +83,7 @@ SWAP_IN = "swap-in"  #: the overlay that replaces the swap-in kernel
 
 def run(launcher: Launcher) -> Report:
     """Every check on one release."""
-    report = Report(launcher.target.name)
+    report = Report(launcher.target.name, launcher.progress)
     parts: list[Part] = [
         ("without HiSparse", lambda: _without_hisparse(launcher, report)),
         ("with HiSparse and the plugin", lambda: _with_plugin(launcher, report)),

@@ -23,8 +23,6 @@ class Reply:
     ended: str = ""
     """The type of the finish reason; empty if the stream broke off or was left."""
     error: str = ""
-    status: int = 200
-    """Of HTTP."""
     left: bool = False
 
 
@@ -125,7 +123,7 @@ class Client:
 
 
 def _refusal(error: urllib.error.HTTPError) -> Reply:
-    return Reply(error=error.read().decode(errors="replace") or str(error), status=error.code)
+    return Reply(error=error.read().decode(errors="replace") or str(error))
 
 
 def _add(reply: Reply, part: dict[str, Any]) -> Reply:

@@ -57,7 +57,7 @@ class Tally:
 
 def run(launcher: Launcher, seconds: float, seed: int = 0) -> Report:
     """The checks on one release, under `seconds` of load."""
-    report = Report(launcher.target.name)
+    report = Report(launcher.target.name, launcher.progress)
     parts: list[checks.Part] = [("under load", lambda: _under_load(launcher, report, seconds, seed))]
     checks.make(report, parts)
     return report

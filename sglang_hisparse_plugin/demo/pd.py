@@ -13,7 +13,7 @@ from .walks import Prompt, Walk
 
 LOAD_SECONDS = 20.0
 OVERLAY = "pd-retract"  #: the overlay that lets a decode server live through a retraction
-LATER = 503  #: HTTP status of a request that was retracted and is to be sent again
+RETRACTED = re.compile("retract", re.I)  #: the error of a request that is to be sent again
 
 
 def run(launcher: Launcher) -> Report:
@@ -100,7 +100,7 @@ def _retracted(report: Report, pair: Pair, prompts: list[Prompt]) -> list[Walk]:
         while True:
             request = pair.request(*prompt)
             reply = walks.reply(request.generate)
-            if reply.status != LATER:
+            if not RETRACTED.search(reply.error):
                 return walks.of(request, reply)
             with lock:
                 again += 1
@@ -109,9 +109,9 @@ def _retracted(report: Report, pair: Pair, prompts: list[Prompt]) -> list[Walk]:
         answers = list(pool.map(ask, prompts))
     retracted = _retractions(pair) - before
     report.add(
-        "retractions on the decode server: it lives, each request goes on or is answered 503",
+        "retractions on the decode server: it lives, each request goes on or is told to come again",
         pair.decode.alive and retracted > 0 and again <= retracted,
-        f"{retracted} retractions: {again} answered 503, {retracted - again} with their KV computed again",
+        f"{retracted} retractions: {again} told to come again, {retracted - again} with their KV computed again",
     )
     return answers
 

@@ -33,18 +33,19 @@ def aborted_while_waiting(report: Report, pair: Pair, scale: Scale) -> None:
 
 
 def comes_late(report: Report, pair: Pair, scale: Scale) -> None:
-    """The decode server gives a request up, another gets its slots, and then the prefill server sends its KV."""
+    """The decode server is told to give a request up, serves others, and then the prefill server sends its KV."""
     gone, late = pair.apart(model.prompt(scale.crowd[1], seed=3000), 1)
     other = pair.request(model.prompt(scale.long[-1], seed=3001), LAPS * scale.steps)  # it decodes while KV comes
     with pair.threads(1) as pool:
         given_up = pool.submit(walks.reply, gone.generate)
         _holds_something(pair.decode)
         gone.abort()
-        given_up.result()
         _use_up(pair, scale, but=scale.crowd[1])
         send = _once(lambda: walks.reply(late.generate))
         walk = walks.of(other, walks.reply(lambda: other.stream(1, send)))
+        what = load.judge(gone, given_up.result(), aborted=True)
     report.add("KV that comes late for an aborted request harms no other", walk.exact, str(walk))
+    report.add("and that request is answered as aborted", what == "aborted", what)
 
 
 def _use_up(pair: Pair, scale: Scale, but: int) -> None:

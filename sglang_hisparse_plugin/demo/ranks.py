@@ -24,7 +24,7 @@ CONTROL = f"control: without {OVERLAY}, a request that comes later to one rank i
 
 def run(launcher: Launcher) -> Report:
     """Every check on one release."""
-    report = Report(launcher.target.name)
+    report = Report(launcher.target.name, launcher.progress)
     without = launcher.server("without-hisparse", hisparse=False)
     with_plugin = launcher.server("plugin-on", retract=True)
     control = launcher.server(f"without-{OVERLAY}", skip=OVERLAY)

@@ -167,6 +167,7 @@ class Launcher:
             env |= {f"SGLANG_{name}_PREFILL_DENSE_ATTN_KV_LEN_THRESHOLD": "0" for name in ("NSA", "DSA")}
             paths = [str(cpu.ON_PATH), str(self.target.root), *filter(None, [env.get("PYTHONPATH")])]
             env["PYTHONPATH"] = os.pathsep.join(paths)
+        env["SGLANG_CUDA_COREDUMP_BEFORE_CRASH_WAIT_SECS"] = "0"  # a control's server that dies would wait a minute
         return env | {"SGLANG_HISPARSE_DEMO_PROBE": "1", "HF_HUB_OFFLINE": "1"}
 
     def _command(self, hisparse: bool, draft: Draft | None = None) -> list[str]:

@@ -25,7 +25,7 @@ def run(launcher: Launcher, quick: bool = False) -> Report:
     Args:
         quick: only the server whose drafts are half wrong, in which every path is taken; for many variants in turn.
     """
-    report = Report(launcher.target.name)
+    report = Report(launcher.target.name, launcher.progress)
     half = launcher.server("half-wrong", retract=True, draft=Draft.HALF)
     without = launcher.server("right-drafts-without-hisparse", hisparse=False, draft=Draft.RIGHT)
     right = launcher.server("right-drafts-with-hisparse", draft=Draft.RIGHT)
