@@ -110,6 +110,16 @@ def test_a_good_server_passes_and_what_does_not_apply_is_said(run: Callable[...,
     assert report.figures["retractions"] == 1
 
 
+def test_each_check_is_told_when_it_is_made() -> None:
+    said: list[str] = []
+    report = checks.Report("0", said.append)
+    report.add("a", True, "1 of 1")
+    report.add("b", False, "no\nand a log")
+    report.add("c", None, "not here")
+    assert said == ["holds: a: 1 of 1", "FAILS: b: no", "n/a: c: not here"]
+    assert set(dataclasses.asdict(report)) == {"release", "checks", "figures"}, "what a record keeps"
+
+
 def test_one_wrong_token(run: Callable[..., checks.Report]) -> None:
     class Wrong(FakeServer):
         def answer(self, tokens: list[int], steps: int, rid: str | None = None) -> list[int]:
