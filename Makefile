@@ -11,7 +11,7 @@ WITH_MOONCAKE := PYTHONPATH=$(CURDIR)/$(MOONCAKE) LD_LIBRARY_PATH=$(CURDIR)/$(MO
 help:
 	@echo "make demo   the real SGLang server with HiSparse on this CPU, with and without the plugin"
 	@echo "make test   lint, types and all tests that need no GPU"
-	@echo "make long   tests that start many servers, which 'make test' leaves out: load, speculation of 0.5.23, the table of examples; ten minutes"
+	@echo "make long   tests that start many servers, which 'make test' leaves out: load, two ranks, speculation of 0.5.23, the table of examples; ten minutes"
 	@echo "make pd   RELEASE=0.5.12: prefill and decode on two real servers on this CPU, KV by Mooncake over loopback; four minutes"
 	@echo "make observe   metrics and explorer on the real servers of three releases; ten minutes"
 	@echo "make load   SECONDS=120 RELEASE=0.5.12: clients that stream, abort and disconnect against the real server on this CPU"
