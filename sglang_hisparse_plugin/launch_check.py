@@ -26,6 +26,7 @@ NUMBERS: dict[str, Any] = {
     "device_buffer_size": None,
     "host_to_device_ratio": 2,
 }  #: and SGLang's defaults
+SENDS_PAGES = ("nixl", "mori")  #: --disaggregation-transfer-backend
 EXAMPLE = "write it in single quotes, as in --hisparse-config '{\"device_buffer_size\": 4096}'"
 
 
@@ -73,6 +74,18 @@ def hisparse_config(text: str | None, selected: int | None = None) -> Iterator[s
         )
 
 
+def transfer(given: Any) -> Iterator[str]:
+    """To 0.5.12 a decode server's host pool is addressed by token, and one of SGLang's transfers alone knows that."""
+    backend = getattr(given, "disaggregation_transfer_backend", None)
+    if getattr(given, "disaggregation_mode", None) != "decode" or backend not in SENDS_PAGES:
+        return
+    if installation.find().tree.function(upstream.MOONCAKE, "MooncakeKVManager.send_kvcache_hisparse"):
+        yield (
+            f"--disaggregation-transfer-backend {backend} sends pages, and this SGLang's HiSparse takes tokens, so that "
+            "KV would come to wrong rows: use mooncake, or SGLang 0.5.13 or later"
+        )
+
+
 def left_out(server_args: Any) -> Iterator[str]:
     """What happens to a server that speculates, where the overlay that it needs is not applied."""
     if not getattr(server_args, "speculative_algorithm", None):
@@ -88,6 +101,7 @@ def left_out(server_args: Any) -> Iterator[str]:
 def _flags(given: Any) -> Iterator[str]:
     """What can be told without the model."""
     yield from hisparse_config(getattr(given, "hisparse_config", None))
+    yield from transfer(given)
     if not getattr(given, "speculative_algorithm", None):
         return
     planned = _plan()

@@ -18,6 +18,7 @@ CACHE = "sglang.srt.mem_cache.common"
 BATCH = "sglang.srt.managers.schedule_batch"
 COORDINATOR = "sglang.srt.managers.hisparse_coordinator"
 DECODE = "sglang.srt.disaggregation.decode"
+MOONCAKE = "sglang.srt.disaggregation.mooncake.conn"
 POLICY = "sglang.srt.managers.schedule_policy"
 SCHEDULER = "sglang.srt.managers.scheduler"
 #: Where HiSparse's allocator is: in the first to 0.5.13, in the second from 0.5.14.

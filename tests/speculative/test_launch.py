@@ -48,6 +48,26 @@ def test_the_models_own_top_k_counts() -> None:
     assert "128, less than the top_k of 2048: set it to 2048" in problem
 
 
+@pytest.mark.parametrize(
+    ("release", "mode", "backend", "serves"),
+    [
+        ("0.5.12", "decode", "nixl", False),
+        ("0.5.10.post1", "decode", "mori", False),
+        ("0.5.12", "decode", "mooncake", True),
+        ("0.5.12", "prefill", "nixl", True),
+        ("0.5.13", "decode", "nixl", True),
+    ],
+)
+def test_who_brings_kv_to_a_decode_server(
+    release: str, mode: str, backend: str, serves: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = installation.find(releases.fetch(release))
+    monkeypatch.setattr(installation, "find", lambda *_: found)
+    given = SimpleNamespace(disaggregation_mode=mode, disaggregation_transfer_backend=backend)
+    problems = list(launch_check.transfer(given))
+    assert problems == [] if serves else "use mooncake, or SGLang 0.5.13" in problems[0]
+
+
 def arguments(**changed: Any) -> SimpleNamespace:
     return SimpleNamespace(**{"enable_hisparse": True, "hisparse_config": '{"device_buffer_size": 4100}'} | changed)
 
