@@ -81,8 +81,8 @@ def transfer(given: Any) -> Iterator[str]:
         return
     if installation.find().tree.function(upstream.MOONCAKE, "MooncakeKVManager.send_kvcache_hisparse"):
         yield (
-            f"--disaggregation-transfer-backend {backend} sends pages, and this SGLang's HiSparse takes tokens, so that "
-            "KV would come to wrong rows: use mooncake, or SGLang 0.5.13 or later"
+            f"--disaggregation-transfer-backend {backend} sends pages, and this SGLang's HiSparse takes tokens, so "
+            "that KV would come to wrong rows: use mooncake, or SGLang 0.5.13 or later"
         )
 
 
