@@ -23,13 +23,16 @@ def judge(tree: SourceTree) -> Verdict:
     if upstream.coordinator_method(tree, "admit_request_direct") is None:
         return Absent("no KV is received to the host pool")
     pop = existing(tree.function(upstream.DECODE, f"{QUEUE}.pop_transferred"), f"{QUEUE}.pop_transferred")
-    if tree.function(upstream.DECODE, f"{QUEUE}._defer_release"):
+    told = pop.calls("hisparse_coordinator.request_finished")
+    if not told and tree.function(upstream.DECODE, f"{QUEUE}._defer_release"):
+        release = existing(tree.function(upstream.DECODE, f"{QUEUE}._release_request"), f"{QUEUE}._release_request")
+        expect(bool(release.calls("hisparse_coordinator.request_finished")), "_release_request tells it", "nobody does")
         switches = [node for node in ast.walk(tree.module("sglang.srt.environ") or ast.Module([], [])) if _sets(node)]
-        expect(len(switches) == 1, f"one {SWITCH} = EnvBool(...)", f"{len(switches)}")
-        if ast.unparse(switches[0].value) == "EnvBool(True)":  # type: ignore[attr-defined]
-            return Fixed("SGLang itself frees nothing before the prefill worker says that it is done")
+        values = [ast.unparse(node.value) for node in switches if isinstance(node, ast.Assign)]
+        expect(values == ["EnvBool(True)"], f"{SWITCH} = EnvBool(True)", "; ".join(values) or "none")
+        return Fixed("SGLang itself frees nothing before the prefill worker says that it is done")
+    expect(bool(told), "the coordinator told in pop_transferred", "nobody does")
     expect_hookable(pop, "self", "rids_to_check")
-    expect(bool(pop.calls("release_kv_cache") or pop.calls("_release_request")), "a release in pop_transferred", "none")
     return Defective("a request that is aborted gives its host rows up while its prefill worker writes to them")
 
 
@@ -39,7 +42,7 @@ def _sets(node: ast.AST) -> bool:
 
 def pop_transferred(original: Any, queue: Any, *args: Any, **kwargs: Any) -> Any:
     """Leave those out that were aborted, with everything they hold, until their transfers are over on every rank."""
-    if queue.scheduler.hisparse_coordinator is None or getattr(queue, "enable_deferred_kv_release", False):
+    if queue.scheduler.hisparse_coordinator is None:
         return original(queue, *args, **kwargs)
     aborted = [entry for entry in queue.queue if upstream.is_aborted(entry)]
     over = _on_every_rank(queue, [_is_over(entry) for entry in aborted])
@@ -52,8 +55,13 @@ def _is_over(entry: Any) -> bool:
     """The prefill worker has said that it has sent everything, or will hardly send any more."""
     now = time.monotonic()
     entry.hisparse_deadline = getattr(entry, "hisparse_deadline", now + PATIENCE)
-    known = getattr(entry.kv_receiver.kv_mgr, "request_status", {})
-    return now >= entry.hisparse_deadline or known.get(entry.req.bootstrap_room) == upstream.poll_state("Success")
+    if now >= entry.hisparse_deadline:
+        return True
+    receiver, room = entry.kv_receiver, entry.req.bootstrap_room
+    if getattr(receiver.kv_mgr, "enable_deferred_decode_kv_release", False):  # from 0.5.19, prefill workers say so
+        return bool(receiver.kv_mgr.is_abort_release_safe(room, len(receiver.bootstrap_infos or ())))
+    known = getattr(receiver.kv_mgr, "request_status", {})
+    return bool(known.get(room) == upstream.poll_state("Success"))
 
 
 def _on_every_rank(queue: Any, flags: list[bool]) -> list[bool]:
@@ -74,16 +82,17 @@ OVERLAY = Overlay(
     why=(
         "When a client gives up while its KV is on its way, the decode worker frees the host rows at once, but the "
         "prefill worker goes on writing to them. The next request gets the rows, and the KV of somebody else. SGLang "
-        "waits for the prefill worker from 0.5.21 (from 0.5.19 if told to). The hook leaves such a request in the "
+        "waits for the prefill worker from 0.5.21 (from 0.5.19 if told to), but forgets the host rows to 0.5.22, "
+        "which it frees at once as before. The hook leaves such a request in the "
         "transfer queue, with all it holds, until the transfer is reported complete or 30 seconds have passed; only "
         "then its abort is answered."
     ),
     loses="with PD disaggregation, aborts during a transfer can corrupt the KV of other requests",
     rows=("waiting-abort",),
     origin="sgl-project/sglang, SGLANG_DISAGGREGATION_DEFERRED_DECODE_KV_RELEASE of 0.5.19",
-    fixed_since="0.5.21",
+    fixed_since="0.5.23",
     remove_when="the oldest supported release waits for the prefill worker",
-    no_diff="SGLang's own, with acknowledgements by the prefill worker, is in 0.5.19 and on by default from 0.5.21",
+    no_diff="SGLang 0.5.23 has its own, with acknowledgements by the prefill worker",
     probe=judge,
     hooks=lambda tree: (Hook(f"{upstream.DECODE}:{QUEUE}.pop_transferred", pop_transferred),),
 )

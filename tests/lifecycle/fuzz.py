@@ -13,7 +13,7 @@ from pathlib import Path
 
 from . import launch, register
 from .launch import Ended
-from .process import MODES
+from .process import ALL_MODES
 
 REGRESSIONS = Path(__file__).parent / "regressions"
 STEPS = 20
@@ -23,9 +23,9 @@ def main() -> int:
     options = _options()
     reports: list[dict] = []
     for release in options.release:
-        hunt = {"seconds": options.seconds / len(MODES), "steps": STEPS, "seed": options.seed}
+        hunt = {"seconds": options.seconds / len(ALL_MODES), "steps": STEPS, "seed": options.seed}
         hunt["collect"] = options.variant == "off"
-        job = [{"variant": options.variant, "mode": mode, "hunts": [hunt]} for mode in MODES]
+        job = [{"variant": options.variant, "mode": mode, "hunts": [hunt]} for mode in ALL_MODES]
         try:
             results = launch.hunt(release, job, options.seconds + 900, _say)
         except Ended as error:
@@ -51,7 +51,8 @@ def write(report: dict) -> Path:
     lines, evidence = report["failure"]
     text = "\n".join([f"# found on {report['release']}, {report['mode']}, seed {report['seed']}", *lines, ""])
     digest = hashlib.sha256("\n".join(lines).encode()).hexdigest()[:8]
-    path = REGRESSIONS / f"{report['release']}-{report['mode']}-{digest}.txt"
+    folder = REGRESSIONS / ("decode" if report["mode"].startswith("decode") else "")
+    path = folder / f"{report['release']}-{report['mode']}-{digest}.txt"
     path.write_text(f"# {' '.join(evidence.split())[:300]}\n{text}")
     return path
 
@@ -60,7 +61,7 @@ def _line(report: dict) -> str:
     if "ended" in report:
         return f"{report['release']}: did not come to an end"
     where = f"{report['release']} {report['mode']} ({report['variant']})"
-    counts = f"{report['played']} sequences, {report['events']} events, {report['took']:.0f} s"
+    counts = f"{report['different']} different sequences, {report['events']} events, {report['took']:.0f} s"
     known = "".join(f"\n    {name}: sequence {first}" for name, (first, _, _) in sorted(report["known"].items()))
     failed = f"\n    FAILED: {report['failure'][1][:500]}\n    {report['script']}" if report["failure"] else ""
     return f"{where}: {counts}{known}{failed}"

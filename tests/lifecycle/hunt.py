@@ -3,8 +3,9 @@
     python -m lifecycle.hunt RELEASE JOB
 
 JOB is a JSON list of schedulers, each in a fork of its own: "variant" ("plugin" or "off"), "mode", "hunts" and
-"scripts" to play. A hunt has "sequences" or "seconds", "steps", "seed", and if wanted "collect" (nothing fails;
-everything found is counted by kind), "planted", "roomy" and "shrink" (false: a failure stays as it was found).
+"scripts" to play. A hunt has "sequences", "ended" (different ones that came to their end) or "seconds", besides "steps"
+and "seed", and if wanted "collect" (nothing fails; everything found is counted by kind), "planted", "roomy" and
+"shrink" (false: a failure stays as it was found).
 """
 
 from __future__ import annotations
@@ -18,18 +19,15 @@ import time
 from typing import TYPE_CHECKING
 
 from .known import classify, kind
-from .process import MODES, _forked, _register
-
-DECODE = ("--disaggregation-mode", "decode", "--disaggregation-transfer-backend", "fake")
-RESERVED = ("--num-reserved-decode-tokens", "64")  # of 512, SGLang's default, these pools would hold two
-ALL_MODES = MODES | {f"decode-{mode}": (*more, *DECODE, *RESERVED) for mode, more in MODES.items()}
-"""The decode side of PD disaggregation, too."""
+from .process import ALL_MODES, _forked, _register
 
 if TYPE_CHECKING:
     from .machine import Hunt
 
-BATCH = 40
+BATCH = 150
 """Sequences of one seed; the next batch has the next."""
+FEWEST = 30
+"""Hypothesis begins each batch with the simplest sequences, which have been played."""
 
 
 def main(release: str, job: str) -> None:
@@ -76,7 +74,7 @@ def _hunt(scheduler, release: str, where: str, wanted: dict) -> dict:
     return {
         **wanted,
         "played": hunt.sequences,
-        "ended": len(hunt.ended),
+        "different": len(hunt.ended),
         "audits": hunt.audits,
         "events": hunt.events,
         "kinds": hunt.kinds,
@@ -104,6 +102,9 @@ def _replayed(scheduler, text: str) -> list[str]:
 def _left(wanted: dict, hunt: Hunt, spent: float) -> int:
     if "seconds" in wanted:
         return BATCH if spent < wanted["seconds"] else 0
+    if "ended" in wanted:
+        left = wanted["ended"] - len(hunt.ended)
+        return min(BATCH, max(FEWEST, left)) if left > 0 and hunt.sequences < 2 * wanted["ended"] else 0
     return min(BATCH, max(0, wanted["sequences"] - hunt.sequences))
 
 

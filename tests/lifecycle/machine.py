@@ -18,7 +18,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from .fork import AGAIN, Fork
 
-REUSED = 50
+REUSED = 100
 """Sequences that one fork plays at most."""
 LONGEST = 960
 """Tokens of a prompt; the next request's ids begin 1000 after its own."""
@@ -110,6 +110,11 @@ def lengths() -> st.SearchStrategy[int]:
     return st.sampled_from(borders) | st.integers(1, LONGEST)
 
 
+def answers() -> st.SearchStrategy[int]:
+    """Tokens of an answer: mostly few, for each costs an iteration."""
+    return st.integers(1, 8) | st.sampled_from([12, 24])
+
+
 class Machine(RuleBasedStateMachine):
     hunt: ClassVar[Hunt]
 
@@ -156,7 +161,7 @@ class Machine(RuleBasedStateMachine):
             self.play("priorities")
 
     @precondition(lambda self: not self.over and len(self.rids) < 12)
-    @rule(prompt=lengths(), output=st.integers(1, 24), priority=st.integers(0, 3))
+    @rule(prompt=lengths(), output=answers(), priority=st.integers(0, 3))
     def arrive(self, prompt: int, output: int, priority: int) -> None:
         rid = f"r{len(self.rids)}"
         self.rids.append(rid)
@@ -164,7 +169,7 @@ class Machine(RuleBasedStateMachine):
         self.play(f"arrive {rid} prompt={prompt} output={output}{rank}")
 
     @precondition(lambda self: not self.over and len(self.rids) < 9)
-    @rule(prompts=st.lists(st.sampled_from([20, 60, 110, 120, 300]), min_size=2, max_size=4), output=st.integers(1, 24))
+    @rule(prompts=st.lists(st.sampled_from([20, 60, 110, 120, 300]), min_size=2, max_size=4), output=answers())
     def crowd(self, prompts: list[int], output: int) -> None:
         """Some at once, and far enough for them to decode."""
         for prompt in prompts:

@@ -28,11 +28,13 @@ class Pools:
         self.mapping = self.coordinator.mem_pool_device.full_to_hisparse_device_index_mapping
         self.layers = range(self.coordinator.mem_pool_device.layer_num)
         self.counted = next(p for p in (self.device, self.logical) if p.size == scheduler.max_total_num_tokens)
-        """The pool that SGLang's limits on lengths go by."""
+        """The pool whose size is SGLang's `max_total_num_tokens`."""
         self.held: dict[str, list[int]] = {pool: [] for pool in UNITS}
         self.held_slots: list[int] = []
         self.audits = 0
         self.at_rest = self.sizes()
+        self.limiting = self.device if scheduler.max_req_len < self.device.size else self.logical
+        """The pool that limits a request: SGLang's own choice, or that of overlay length-limit."""
         self.built = list(self.slots.free_slots), scheduler.max_req_len
 
     def sizes(self) -> dict[str, int]:
@@ -51,15 +53,15 @@ class Pools:
         allocator._size_full, allocator._size_hisparse, self.host.size = self.logical.size, self.device.size, host
         allocator.clear()
         self.host.clear()
-        ahead = 2 * slots if hasattr(self.slots, "pre_alloc_size") else 0  # of requests whose KV is on its way
+        ahead = 2 * slots if getattr(self.slots, "pre_alloc_size", 0) else 0  # of requests whose KV is on its way
         self.slots.size, self.slots.pre_alloc_size, self.slots.free_slots = slots, ahead, free_slots[: slots + ahead]
         self.slots._alloc_size = slots + ahead + 1
         scheduler.max_running_requests = slots
         for part in (scheduler, *vars(scheduler).values()):
             if hasattr(part, "max_total_num_tokens"):
                 object.__setattr__(part, "max_total_num_tokens", self.counted.size)
-        scheduler.max_req_len = min(longest, self.counted.size - 1)
-        scheduler.max_req_input_len = scheduler.max_req_len - 5
+        scheduler.max_req_len = min(longest, self.limiting.size - 1)
+        scheduler.max_req_input_len = min(scheduler.max_req_len - 5, self.device.size)
         self.at_rest = self.sizes()
 
     def hold_memory(self, pool: str, keep: int) -> None:

@@ -17,6 +17,10 @@ from collections.abc import Callable
 
 MODES = {"plain": ("--disable-overlap-schedule",), "overlap": ()}
 """With overlap, SGLang's default, a batch's result is processed while the next batch runs."""
+DECODE = ("--disaggregation-mode", "decode", "--disaggregation-transfer-backend", "fake")
+RESERVED = ("--num-reserved-decode-tokens", "64")  # of 512, SGLang's default, these pools would hold two
+ALL_MODES = MODES | {f"decode-{mode}": (*more, *DECODE, *RESERVED) for mode, more in MODES.items()}
+"""The decode side of PD disaggregation, too."""
 
 
 def main(variant: str, *wanted: str) -> None:

@@ -131,6 +131,8 @@ class Story:
         """A bug of our own, for whoever has something on the host; nobody, nothing."""
         for req in self.world.requests.values():
             slot = slot_of(req)
+            if self.world.prefill and self.world.prefill.under_way(req.rid):  # which would write the row anew
+                continue
             if slot is not None and self.world.coordinator.req_to_host_pool[slot, 0] >= 0:
                 PLANTED[bug](self.world, req.rid, slot)
                 self.do_run(1)

@@ -1,0 +1,18 @@
+"""Says at the end how many sequences of events were played."""
+
+from __future__ import annotations
+
+PLAYED = "played by the state machine"
+
+
+def pytest_terminal_summary(terminalreporter) -> None:
+    """Add up what the tests that passed have recorded, in whichever process they ran."""
+    passed = terminalreporter.stats.get("passed", [])
+    runs = [value for report in passed for name, value in report.user_properties if name == PLAYED]
+    if not runs:
+        return
+    terminalreporter.section("sequences of events")
+    for release, way, *counts in sorted(runs):
+        terminalreporter.line("{:13}{:16}{:6} sequences {:7} events {:8} audits".format(release, way, *counts))
+    totals = [sum(column) for column in zip(*(counts for _, _, *counts in runs), strict=True)]
+    terminalreporter.line("{:29}{:6} sequences {:7} events {:8} audits".format("all, each different", *totals))
