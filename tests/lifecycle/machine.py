@@ -272,6 +272,14 @@ class DecodeMachine(Machine):
     def transfer(self, which: int, how: str) -> None:
         self.play(f"{how} {self.rids[-1 - which % len(self.rids)]}")
 
+    @precondition(lambda self: not self.over and self.rids and self.hunt.planted)
+    @rule()
+    def plant(self) -> None:
+        """Where it can be found: what is on its way would be written anew."""
+        self.play("land")
+        if not self.over:
+            self.play(f"plant {self.hunt.planted}")
+
     @precondition(lambda self: not self.over and self.rids)
     @rule(turns=st.sampled_from([1, 2, 5]))
     def land_all(self, turns: int) -> None:
