@@ -4,21 +4,9 @@
 #include <cstdint>
 
 #include "ptx.cuh"
+#include "row_shape.h"
 
 namespace hisparse_plugin {
-
-// How a warp's lanes walk over rows: each row takes `slots` lanes, of which `units` copy one unit each.
-struct RowWalk {
-  int32_t unit;       // bytes: 16, 8, 4, 2 or 1
-  int32_t units;      // in a row
-  int32_t slots;      // `units`, or more where lanes are lined up with the source's lines (`line_mask`)
-  int32_t line_mask;  // 127: a row's first lane is the one that would hold the start of its 128-byte line; 0: none
-};
-
-struct RowShape {
-  RowWalk body;  // the widest unit that bases and strides of both sides are multiples of
-  RowWalk tail;  // the bytes after the last whole unit; `units` may be 0
-};
 
 namespace detail {
 

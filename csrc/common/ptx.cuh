@@ -32,6 +32,19 @@ __device__ __forceinline__ int16_t load(const int16_t* p) {
   return v;
 }
 
+__device__ __forceinline__ void store(int32_t* p, int32_t v) {
+  asm volatile("st.global.b32 [%0], %1;" ::"l"(p), "r"(v) : "memory");
+}
+__device__ __forceinline__ void store(int16_t* p, int16_t v) {
+  asm volatile("st.global.b16 [%0], %1;" ::"l"(p), "h"(v) : "memory");
+}
+// `p` as one address from here on, which the compiler would otherwise put together anew at each use.
+template <typename T>
+__device__ __forceinline__ T* in_register(T* p) {
+  asm volatile("" : "+l"(p));
+  return p;
+}
+
 // One unit of a row, read once from host memory: no cache keeps it. The predicate is part of the instruction, and `v`
 // its destination. Behind a branch the compiler copies the result, and so the next load waits for this one, 2 us.
 __device__ __forceinline__ void load_row_if(bool valid, uint4& v, const uint4* p) {
@@ -73,6 +86,12 @@ __device__ __forceinline__ void load_row_if(bool valid, uint8_t& v, const uint8_
 __device__ __forceinline__ void copy_async_16(void* shared, const void* global) {
   const uint32_t to = static_cast<uint32_t>(__cvta_generic_to_shared(shared));
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(global) : "memory");
+}
+// Copies up to here may be waited for apart from later ones.
+__device__ __forceinline__ void copy_async_group() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+// This thread's copies have landed but those since the last `copy_async_group`.
+__device__ __forceinline__ void copy_async_wait_but_last() {
+  asm volatile("cp.async.commit_group;\ncp.async.wait_group 1;" ::: "memory");
 }
 // This thread's copies have landed; a block barrier then makes them visible to the others.
 __device__ __forceinline__ void copy_async_wait() {
@@ -127,6 +146,12 @@ __device__ __forceinline__ void mail(uint32_t* shared, uint32_t value, uint64_t*
                "r"(value), "r"(remote_address(mailbox, rank))
                : "memory");
 }
+__device__ __forceinline__ void mail(uint32_t* shared, uint4 value, uint64_t* mailbox, uint32_t rank) {
+  asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%0], {%1,%2,%3,%4}, [%5];" ::"r"(
+                   remote_address(shared, rank)),
+               "r"(value.x), "r"(value.y), "r"(value.z), "r"(value.w), "r"(remote_address(mailbox, rank))
+               : "memory");
+}
 __device__ __forceinline__ void mailbox_wait(uint64_t* mailbox) {
   asm volatile(
       "{\n"
@@ -143,6 +168,7 @@ __device__ __forceinline__ void cluster_arrive_relaxed() {}
 __device__ __forceinline__ void cluster_wait() {}
 __device__ __forceinline__ void mailbox_init(uint64_t*, uint32_t) {}
 __device__ __forceinline__ void mail(uint32_t*, uint32_t, uint64_t*, uint32_t) {}
+__device__ __forceinline__ void mail(uint32_t*, uint4, uint64_t*, uint32_t) {}
 __device__ __forceinline__ void mailbox_wait(uint64_t*) {}
 #endif
 

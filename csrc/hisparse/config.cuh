@@ -10,11 +10,11 @@ namespace hisparse_plugin {
 constexpr int ceil_div(int a, int b) { return (a + b - 1) / b; }
 constexpr int ceil_log2(int n) { return n <= 1 ? 0 : 1 + ceil_log2((n + 1) / 2); }
 
-// Shared memory of a block: 163 KB or more on sm_80, sm_90 and sm_100, 99 KB on their smaller relatives.
+// Shared memory that a block may ask for: 227 KB on sm_90 and sm_100, 163 on sm_80, 99 on their smaller relatives.
 #if SGL_CUDA_ARCH == 860 || SGL_CUDA_ARCH == 890 || SGL_CUDA_ARCH >= 1200
-constexpr int kMaxBucketBits = 13;
+constexpr int kSharedBytes = 99 << 10, kMaxBucketBits = 13;
 #else
-constexpr int kMaxBucketBits = 14;
+constexpr int kSharedBytes = (SGL_CUDA_ARCH >= 900 ? 227 : 163) << 10, kMaxBucketBits = 14;
 #endif
 
 // kCluster blocks of kThreads threads serve one request; a lane keeps kInFlight loads of host memory outstanding.
@@ -25,58 +25,63 @@ struct SwapInConfig {
   static constexpr int kWarps = kThreads / 32;
   static constexpr int kBlocksPerProcessor = kThreads > 512 || kInFlight > 4 ? 1 : 2;  // share the registers
 
-  // One bit per top-k entry, per buffer slot and per place in the LRU order, 32 to a word.
-  static constexpr int kTopKWords = ceil_div(kTopK, 32);
-  // A lane looks up kVector neighbouring slots: bit b of the word kVector * g + c is slot kVector * (32 g + b) + c.
-  static constexpr int kVector = kHot >= kThreads * 4 * kCluster ? 4 : 1;
-  static constexpr int kHotWords = ceil_div(kHot, 32 * kVector) * kVector;
-  static constexpr int kGroupsPerBlock = ceil_div(kHotWords / kVector, kCluster);
-  static constexpr int kGroupsPerWarp = ceil_div(kGroupsPerBlock, kWarps);
-  static constexpr int kHotWordsPerBlock = kGroupsPerBlock * kVector;
+  // One bit per top-k entry and per place in the LRU order, 32 to a word.
+  static constexpr int kTopKWords = ceil_div(kTopK, 32), kEntries = kTopKWords * 32;
+  static constexpr int kHotWords = ceil_div(kHot, 32);
+  static constexpr int kHotWordsPerBlock = ceil_div(kHotWords, kCluster);
   static constexpr int kTopKPerWarp = ceil_div(kTopKWords, kWarps);        // words
   static constexpr int kHotPerWarp = ceil_div(kHotWordsPerBlock, kWarps);  // words
+  static constexpr bool kHotIsEven = kHot == kCluster * kWarps * kHotPerWarp * 32;  // every lane has as many places
 
   // Hash table of the selected tokens: a bucket holds an entry and what of its token the bucket's number does not say.
   // Eight times as many buckets as entries, as far as shared memory goes: a second look is rare.
-  static constexpr int kIndexBits = ceil_log2(kTopKWords * 32);
+  static constexpr int kIndexBits = ceil_log2(kEntries);
   static constexpr int kBucketBits = std::max(std::min(kMaxBucketBits, kIndexBits + 3), kIndexBits);
   static constexpr int kBuckets = 1 << kBucketBits;
   static_assert(31 - kBucketBits + kIndexBits <= 31, "a token's upper bits, an entry and kMore share a word");
+  // No negative token's upper bits are an empty bucket's.
+  static constexpr bool kSignFits = kBucketBits >= kIndexBits + 2;
+
+  // The buffer's tables are copied to shared memory as far as there is room beside the rest, to be read in LRU order.
+  // A block of a large cluster has few hits: it reads their device rows and writes the answers one by one. Others list
+  // the slots by entry first.
+  static constexpr int kRest =
+      kBuckets * 4 + kHotWords * 64 + kEntries * 8 + (kCluster + 4) * kTopKWords * 4 + kHotWords * 4 + 256;
+  static constexpr bool kListed = kCluster <= 4;
+  static constexpr bool kTokensInShared = kRest + kHot * 4 <= kSharedBytes;
+  static constexpr bool kLocsInShared = kCluster <= 2 && kRest + kHot * 8 + kEntries * 2 <= kSharedBytes;
 
   static_assert(kTopK >= 1 && kTopK <= kHot, "a call may miss top_k tokens, and each needs a slot");
   static_assert(kHot <= 32768, "slots are stored as int16");
-  static_assert(kThreads % 32 == 0 && kThreads >= 64 && kThreads <= 1024, "two warps count, at least");
-  static_assert(kWarps >= kCluster, "a warp writes to one block of the cluster");
+  static_assert(kThreads % 32 == 0 && kThreads >= 64 && kThreads <= 1024);
   static_assert(kCluster == 1 || kCluster == 2 || kCluster == 4 || kCluster == 8 || kCluster == 16);
 };
 
-constexpr int32_t kNotFound = INT32_MIN;
+constexpr uint16_t kNoSlot = UINT16_MAX;
 
 // A bucket: upper bits of a token, and its entry. kMore: the bucket has more than one.
 constexpr uint32_t kMore = 1u << 31, kEmpty = ~kMore;
 
-// An entry of the top-k in the hash table.
-struct alignas(8) Node {
-  int32_t token;  // -1: nothing to look up
-  int32_t next;   // index of another entry in the same bucket, -1: none
-};
-
 template <typename Config>
 struct alignas(16) SharedMemory {
-  alignas(16) uint32_t buckets[Config::kBuckets];                  // upper bits of a token and its entry, or kEmpty
-  alignas(16) int16_t lru[ceil_div(Config::kHot, 8) * 8];          // the LRU order as it was
-  Node nodes[Config::kTopKWords * 32];
+  alignas(16) uint32_t buckets[Config::kBuckets];                          // the entry that came last, or kEmpty
+  alignas(16) uint32_t next[Config::kEntries];                             // by entry: what its bucket held, or kEmpty
+  alignas(16) int32_t selected[Config::kEntries];                          // the top-k
+  alignas(16) uint16_t lru[Config::kHotWords * 32];                        // the LRU order as it was
+  alignas(16) int32_t tokens[Config::kTokensInShared ? Config::kHot : 4];  // by slot, as they were
+  alignas(16) int32_t locs[Config::kLocsInShared ? Config::kHot : 4];      // by slot
+  alignas(16) uint16_t slots[Config::kListed ? Config::kEntries : 8];      // by entry: where it was found, or kNoSlot
   // A set bit is an entry that needs no row from the host. Before the exchange: those that need no looking up.
   uint32_t settled[Config::kTopKWords];
-  uint32_t found_by[Config::kCluster][Config::kTopKWords];  // entries found by each block of the cluster
+  uint32_t found[Config::kTopKWords];                       // entries found by this block, unless kListed
+  uint32_t found_by[Config::kCluster][Config::kTopKWords];  // and by each block of the cluster
   uint32_t repeats[Config::kTopKWords];                     // entries that take their answer from another
-  uint32_t hit_slots[Config::kHotWords];                    // slots whose token is selected
-  uint32_t hits[Config::kHotWords];                         // the same in LRU order
-  alignas(16) int32_t locs_out[Config::kTopKWords * 32];    // what this block found, or kNotFound
-  uint64_t hits_mailbox, found_mailbox;  // open when all blocks have told their `hit_slots` and `found_by`
+  alignas(16) uint32_t hits[Config::kHotWords];             // places in LRU order whose token is selected
+  uint64_t hits_mailbox, found_mailbox;  // open when all blocks have told their `hits` and `found_by`
   int32_t repeated;                      // not 0: a token stands in the top-k twice
   int32_t not_looked_up;                 // entries that need no looking up
   int32_t no_slot;                       // entries of this block's words without a device row
+  int32_t request[4];                    // num_real_reqs, req_pool_indices, seq_lens, tail_start
   int32_t hits_in_order;                 // this block's part of a request whose buffer is in order
 };
 

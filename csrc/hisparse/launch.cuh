@@ -10,9 +10,9 @@
 #include <tvm/ffi/optional.h>
 
 #include <cstdint>
-#include <numeric>
 
 #include "kernel.cuh"
+#include "planned.cuh"
 
 namespace hisparse_plugin {
 
@@ -35,6 +35,15 @@ inline IndexArray index_array(const TensorView& tensor) { return {data<const voi
 
 inline int64_t row_stride_bytes(const TensorView& cache) { return cache.stride(0) * cache.dtype().bits / 8; }
 
+// Elements from a request's row to the next.
+inline uint32_t table_stride(const TensorView& table) {
+  const int64_t stride = table.stride(0);
+  if (stride < 0 || stride > UINT32_MAX) {
+    TVM_FFI_THROW(ValueError) << "the rows of a table are " << stride << " elements apart: 2^32 - 1 is the most";
+  }
+  return static_cast<uint32_t>(stride);
+}
+
 // Where the device reads this memory. Host memory must be pinned or registered.
 inline char* device_address(const TensorView& cache) {
   char* at = data<char>(cache);
@@ -47,21 +56,6 @@ inline char* device_address(const TensorView& cache) {
                                  "it with cudaHostRegister";
   }
   return static_cast<char*>(mapped);
-}
-
-inline RowShape row_shape(const char* src, int64_t src_stride, const char* dst, int64_t dst_stride, int64_t bytes) {
-  const int64_t src_grain = std::gcd(reinterpret_cast<int64_t>(src), src_stride);
-  const int64_t grain = std::gcd(src_grain, std::gcd(reinterpret_cast<int64_t>(dst), dst_stride));
-  const int32_t unit = static_cast<int32_t>(std::gcd(grain, int64_t{16}));
-  RowWalk body{unit, static_cast<int32_t>(bytes / unit), 0, 0};
-  body.slots = body.units > 0 ? body.units : 1;
-  const int32_t shift = 128 - static_cast<int32_t>(std::gcd(src_grain, int64_t{128}));  // at most, from a line's start
-  if (unit == 16 && shift > 0) {
-    body.slots = (body.units + shift / 16 + 7) / 8 * 8;
-    body.line_mask = 127;
-  }
-  const int32_t rest = static_cast<int32_t>(bytes % unit);
-  return {body, {1, rest, rest, 0}};
 }
 
 template <typename Params>
@@ -124,10 +118,10 @@ void swap_in(TensorView top_k_tokens, TensorView device_buffer_tokens, TensorVie
   p.counters = data<unsigned long long>(counters);
   p.top_k_stride = top_k_tokens.stride(0);
   p.locs_out_stride = top_k_device_locs.stride(0);
-  p.buffer_tokens_stride = device_buffer_tokens.stride(0);
-  p.buffer_locs_stride = device_buffer_locs.stride(0);
-  p.host_locs_stride = host_cache_locs.stride(0);
-  p.lru_stride = lru_slots.stride(0);
+  p.buffer_tokens_stride = table_stride(device_buffer_tokens);
+  p.buffer_locs_stride = table_stride(device_buffer_locs);
+  p.host_locs_stride = table_stride(host_cache_locs);
+  p.lru_stride = table_stride(lru_slots);
   p.miss_src_stride = miss_src.has_value() ? miss_src.value().stride(0) : 0;
   p.miss_dst_stride = miss_dst.has_value() ? miss_dst.value().stride(0) : 0;
   p.host_row_stride = row_stride_bytes(host_cache);

@@ -29,7 +29,7 @@ class Shape(NamedTuple):
 # By compute capability: (largest batch, shape), ascending; None: any. Clusters need 9.0, one block is always right.
 # 9.0 was measured on an H200 with 132 multiprocessors (docs/swap_in.md). 10.x uses the same until it is measured.
 ONE_BLOCK = ((None, Shape(1, 1024, 4)),)
-HOPPER = ((8, Shape(8, 512, 4)), (16, Shape(4, 512, 4)), (32, Shape(2, 512, 4)), (None, Shape(1, 512, 4)))
+HOPPER = ((8, Shape(8, 512, 4)), (32, Shape(2, 512, 4)), (None, Shape(1, 512, 4)))
 TUNING: dict[int, tuple[tuple[int | None, Shape], ...]] = {9: HOPPER, 10: HOPPER}
 COPY_THREADS = 512
 

@@ -1,0 +1,167 @@
+// Which tokens of the buffer are selected, in LRU order; the new order.
+#pragma once
+
+#include <cstdint>
+
+#include "table.cuh"
+
+namespace hisparse_plugin {
+
+// Words of the LRU order that a warp sees to: kHotPerWarp from here.
+template <typename Config>
+__device__ __forceinline__ int first_word(int rank) {
+  const int w = threadIdx.x / 32 * Config::kHotPerWarp;
+  return Config::kHotIsEven || w < Config::kHotWordsPerBlock ? rank * Config::kHotWordsPerBlock + w : Config::kHotWords;
+}
+template <typename Config>
+__device__ __forceinline__ bool has_word(int rank, int w) {
+  return Config::kHotIsEven || w < min(Config::kHotWords, (rank + 1) * Config::kHotWordsPerBlock);
+}
+template <typename Config>
+__device__ __forceinline__ bool has_place(int place) {
+  return Config::kHot % 32 == 0 || place < Config::kHot;
+}
+
+template <typename Config>
+__device__ __forceinline__ void stage_tables(SharedMemory<Config>& s, const Request& r) {
+  const auto go = [&](bool aligned) {
+    stage<Config::kHot, Config::kThreads>(aligned, s.lru, r.lru);
+    if constexpr (Config::kTokensInShared) stage<Config::kHot, Config::kThreads>(aligned, s.tokens, r.buffer_tokens);
+    ptx::copy_async_group();
+    if constexpr (Config::kLocsInShared) stage<Config::kHot, Config::kThreads>(aligned, s.locs, r.buffer_locs);
+  };
+  const uint64_t addresses = reinterpret_cast<uint64_t>(r.lru) | reinterpret_cast<uint64_t>(r.buffer_tokens) |
+                             reinterpret_cast<uint64_t>(r.buffer_locs);
+  if (__builtin_expect(addresses % 16 == 0, 1)) {
+    go(true);
+  } else {
+    go(false);
+  }
+}
+
+// The places in LRU order that this block looks up; a lane has kAtOnce at a time.
+template <typename Config>
+struct Residents {
+  static constexpr int kRounds = ceil_div(Config::kHotPerWarp, 8), kAtOnce = ceil_div(Config::kHotPerWarp, kRounds);
+  static constexpr bool kEven = Config::kHotIsEven && Config::kHotPerWarp % kAtOnce == 0;
+  uint32_t found[kAtOnce];  // as in `follow`
+  int32_t locs[kAtOnce];    // where it is; unless kListed
+
+  // Whether this warp has the word `at` after its first.
+  __device__ __forceinline__ static bool has(int rank, int at) {
+    return (Config::kHotPerWarp % kAtOnce == 0 || at < Config::kHotPerWarp) &&
+           has_word<Config>(rank, first_word<Config>(rank) + at);
+  }
+
+  __device__ __forceinline__ void look_up(SharedMemory<Config>& s, const Request& r, int rank, int round) {
+    const int first = first_word<Config>(rank) + round * kAtOnce, lane = threadIdx.x % 32;
+    int slots[kAtOnce];
+    int32_t tokens[kAtOnce];
+    uint32_t upper[kAtOnce], hits[kAtOnce];
+#pragma unroll
+    for (int k = 0; k < kAtOnce; ++k) {
+      const int place = (first + k) * 32 + lane;
+      slots[k] = has(rank, round * kAtOnce + k) && has_place<Config>(place) ? s.lru[place] : -1;
+    }
+#pragma unroll
+    for (int k = 0; k < kAtOnce; ++k) {
+      tokens[k] = -1;
+      if (kEven || slots[k] >= 0) {
+        if constexpr (Config::kTokensInShared) {
+          tokens[k] = s.tokens[slots[k]];
+        } else {
+          tokens[k] = ptx::load(r.buffer_tokens + slots[k]);
+        }
+      }
+    }
+#pragma unroll
+    for (int k = 0; k < kAtOnce; ++k) {
+      upper[k] = upper_bits<Config>(tokens[k]);
+      found[k] = bucket(s, tokens[k]) ^ upper[k];
+      if (!Config::kSignFits && tokens[k] < 0) found[k] = kEmpty;
+    }
+    follow<Config>(s, upper, found);
+#pragma unroll
+    for (int k = 0; k < kAtOnce; ++k) hits[k] = __ballot_sync(~0u, is_entry<Config>(found[k]));
+    if constexpr (kEven && kAtOnce % 4 == 0) {
+#pragma unroll
+      for (int k = 0; k < kAtOnce; k += 4) {
+        const uint4 four = make_uint4(hits[k], hits[k + 1], hits[k + 2], hits[k + 3]);
+        if (lane == 0) reinterpret_cast<uint4*>(s.hits)[(first + k) / 4] = four;
+        if constexpr (Config::kCluster > 1) {
+          if (lane < Config::kCluster && lane != rank) ptx::mail(&s.hits[first + k], four, &s.hits_mailbox, lane);
+        }
+      }
+    } else {
+#pragma unroll
+      for (int k = 0; k < kAtOnce; ++k) {
+        if (!has(rank, round * kAtOnce + k)) break;
+        if (lane == 0) s.hits[first + k] = hits[k];
+        if constexpr (Config::kCluster > 1) {
+          if (lane < Config::kCluster && lane != rank) ptx::mail(&s.hits[first + k], hits[k], &s.hits_mailbox, lane);
+        }
+      }
+    }
+#pragma unroll
+    for (int k = 0; k < kAtOnce; ++k) {
+      if (!is_entry<Config>(found[k])) continue;
+      const int entry = entry_of<Config>(found[k]);
+      if constexpr (Config::kListed) {
+        s.slots[entry] = static_cast<uint16_t>(slots[k]);
+      } else {
+        locs[k] = ptx::load(r.buffer_locs + slots[k]);
+        atomicOr(&s.found[entry / 32], 1u << entry % 32);
+      }
+    }
+  }
+
+  // Unless kListed.
+  __device__ __forceinline__ void answer(const Request& r) const {
+#pragma unroll
+    for (int k = 0; k < kAtOnce; ++k) {
+      if (is_entry<Config>(found[k])) ptx::store(r.locs_out + entry_of<Config>(found[k]), locs[k]);
+    }
+  }
+};
+
+struct Totals {
+  int misses;
+  int kept;         // slots without a hit
+  int hits_before;  // hits in the LRU order before this warp's words
+};
+
+template <typename Config>
+__device__ __forceinline__ Totals total(const SharedMemory<Config>& s, int rank) {
+  const int first = first_word<Config>(rank);
+  uint32_t sum = 0;  // all in the lower half, those before `first` in the upper
+#pragma unroll 4
+  for (int w = threadIdx.x % 32; w < Config::kHotWords; w += 32) {
+    const uint32_t hits = __popc(s.hits[w]);
+    sum += hits + (w < first ? hits << 16 : 0);
+  }
+  sum = __reduce_add_sync(~0u, sum);
+  const int hits = sum & 0xffff;
+  return {Config::kEntries - s.not_looked_up - hits, Config::kHot - hits, static_cast<int>(sum >> 16)};
+}
+
+// New order: slots nobody asked for, then the just-loaded, then the hits; each keeps its old order.
+template <typename Config>
+__device__ __forceinline__ void write_lru(
+    const SharedMemory<Config>& s, int16_t* lru, int rank, const Totals& totals) {
+  const int lane = threadIdx.x % 32, first = first_word<Config>(rank);
+  int hits_before = totals.hits_before;
+#pragma unroll 4
+  for (int at = 0; at < Config::kHotPerWarp; ++at) {
+    const int w = first + at, place = w * 32 + lane;
+    if (!has_word<Config>(rank, w)) return;
+    const uint32_t hits = s.hits[w];
+    const int hit_rank = hits_before + __popc(hits & ((1u << lane) - 1));
+    // A victim's number is negative here: it comes after the slots without a hit that stay.
+    int to = hits >> lane & 1 ? totals.kept + hit_rank : place - hit_rank - totals.misses;
+    if (to < 0) to += totals.kept;
+    if (has_place<Config>(place)) ptx::store(lru + to, static_cast<int16_t>(s.lru[place]));
+    hits_before += __popc(hits);
+  }
+}
+
+}  // namespace hisparse_plugin

@@ -1,0 +1,55 @@
+// Stands in for csrc/common/ptx.cuh on CPU threads. Asynchronous copies are done at once; a mailbox holds the bytes that
+// are still to come.
+#pragma once
+
+#include "cuda_on_threads.h"
+
+namespace hisparse_plugin::ptx {
+
+template <typename T>
+T load(const T* p) {
+  return *p;
+}
+template <typename T>
+void store(T* p, T v) {
+  *p = v;
+}
+template <typename T>
+T* in_register(T* p) {
+  return p;
+}
+template <typename Unit>
+void load_row_if(bool valid, Unit& v, const Unit* p) {
+  if (valid) v = *p;
+}
+
+inline void copy_async_16(void* shared, const void* global) { std::memcpy(shared, global, 16); }
+inline void copy_async_group() {}
+inline void copy_async_wait() {}
+inline void copy_async_wait_but_last() {}
+
+inline void wait_for_predecessor() {}
+inline void let_successor_start() {}
+
+inline void cluster_arrive_release() {}
+inline void cluster_arrive_relaxed() {}
+inline void cluster_wait() { this_cluster->barrier.arrive_and_wait(); }
+
+template <typename T>
+T* remote(T* shared, uint32_t rank) {
+  const auto offset = reinterpret_cast<char*>(shared) - this_block->shared;
+  return reinterpret_cast<T*>(this_cluster->blocks[rank]->shared + offset);
+}
+inline void mailbox_init(uint64_t* mailbox, uint32_t bytes) {
+  __atomic_store_n(mailbox, uint64_t{bytes}, __ATOMIC_RELEASE);
+}
+template <typename T>
+void mail(uint32_t* shared, T value, uint64_t* mailbox, uint32_t rank) {
+  std::memcpy(remote(shared, rank), &value, sizeof(T));
+  __atomic_fetch_sub(remote(mailbox, rank), sizeof(T), __ATOMIC_RELEASE);
+}
+inline void mailbox_wait(uint64_t* mailbox) {
+  while (__atomic_load_n(mailbox, __ATOMIC_ACQUIRE) != 0) std::this_thread::yield();
+}
+
+}  // namespace hisparse_plugin::ptx

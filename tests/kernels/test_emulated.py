@@ -1,0 +1,122 @@
+"""The kernel's own source, compiled for CPU threads (`emulated/`), on the cases of the GPU tests that are small.
+
+A block has fewer threads than on a GPU, so that more rounds are played. What depends on the order in which a GPU makes
+memory visible, and what needs 512 threads, is for the GPU tests.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+from test_hand_worked import *  # noqa: F403  run again, on the `op` of this file
+from test_traces import run
+from world import World
+
+from sglang_hisparse_plugin.kernels import build
+
+SIZES = [(4, 6), (6, 8), (33, 100), (64, 128)]
+SHAPES = [(1, 64), (2, 64), (8, 64)]  # blocks, threads: answers from a list, alone and in a cluster; and one by one
+HERE = Path(__file__).parent / "emulated"
+GXX = shutil.which("g++")
+pytestmark = pytest.mark.skipif(GXX is None, reason="needs g++")
+
+
+class IndexArray(ctypes.Structure):
+    _fields_ = [("data", ctypes.c_void_p), ("element_bytes", ctypes.c_int32)]
+
+
+def parameters() -> type[ctypes.Structure]:
+    """`SwapInParams`, as the header declares it."""
+    text = (build.source_root() / "hisparse" / "params.h").read_text()
+    body = text.partition("struct SwapInParams {")[2].partition("\n};")[0]
+    kinds = {"int32_t": ctypes.c_int32, "int64_t": ctypes.c_int64, "uint32_t": ctypes.c_uint32, "bool": ctypes.c_bool}
+    kinds |= {"IndexArray": IndexArray, "RowShape": ctypes.c_int32 * 8}
+    fields = []
+    for kind, names in re.findall(r"^  (?:const )?([\w ]+?\*?) ([\w, ]+);", body, re.M):
+        fields += [(name, ctypes.c_void_p if kind.endswith("*") else kinds[kind]) for name in names.split(", ")]
+    return type("SwapInParams", (ctypes.Structure,), {"_fields_": fields})
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory):
+    """The kernel for every size and shape."""
+    root = tmp_path_factory.mktemp("emulated")
+    shutil.copytree(build.source_root(), root, dirs_exist_ok=True)
+    for name in ("ptx.cuh", "cuda_on_threads.h"):
+        shutil.copy(HERE / name, root / "common" / name)
+    kernel = root / "hisparse" / "kernel.cuh"
+    declared = "extern __shared__ __align__(16) char shared_memory[];"
+    assert declared in kernel.read_text()
+    kernel.write_text(kernel.read_text().replace(declared, "char* shared_memory = this_block->shared;"))
+    cases = " ".join(f"CASE({k}, {h}, {c}, {t})" for k, h in SIZES for c, t in SHAPES)
+    flags = ["-std=c++20", "-O1", "-pthread", "-fPIC", "-shared", "-w", "-DSGL_CUDA_ARCH=900", f"-DCASES={cases}"]
+    subprocess.run([GXX, *flags, f"-I{root}", HERE / "emulated.cpp", "-o", root / "kernel.so"], check=True)
+    return ctypes.CDLL(str(root / "kernel.so"))
+
+
+@pytest.fixture(params=SHAPES, ids=lambda shape: "x".join(map(str, shape)))
+def op(request, library):
+    """A swap-in op, called as the others are."""
+    params = parameters()
+
+    def swap_in(
+        *, num_top_k, hot_buffer_size, item_size_bytes, skip_io=False, host_cache, device_buffer, top_k_tokens, **call
+    ) -> None:
+        p = params(row_bytes=item_size_bytes, skip_io=skip_io, buffer_width=call["device_buffer_locs"].size(1))
+        p.host_rows, p.host_row_stride = host_cache.data_ptr(), host_cache.stride(0) * host_cache.element_size()
+        p.device_rows = device_buffer.data_ptr()
+        p.device_row_stride = device_buffer.stride(0) * device_buffer.element_size()
+        strides = {"device_buffer_tokens": "buffer_tokens", "device_buffer_locs": "buffer_locs", "lru_slots": "lru"}
+        strides |= {"top_k_tokens": "top_k", "top_k_device_locs": "locs_out", "host_cache_locs": "host_locs"}
+        strides |= {"miss_src": "miss_src", "miss_dst": "miss_dst"}
+        for name, tensor in {"top_k_tokens": top_k_tokens, **call}.items():
+            if tensor is None:
+                continue
+            if name in ("req_pool_indices", "seq_lens", "tail_start"):
+                setattr(p, name, IndexArray(tensor.data_ptr(), tensor.element_size()))
+            else:
+                setattr(p, name, tensor.data_ptr())
+            if name in strides:
+                setattr(p, strides[name] + "_stride", tensor.stride(0))
+        size = (top_k_tokens.size(0), num_top_k, hot_buffer_size)
+        assert library.swap_in(ctypes.byref(p), *size, *request.param), f"not compiled: {size}"
+
+    return swap_in
+
+
+@pytest.fixture
+def device() -> str:
+    return "cpu"
+
+
+@pytest.mark.parametrize(("item", "stride", "offset"), [(16, 16, 0), (7, 9, 1)])
+def test_steps(op, device, item, stride, offset) -> None:
+    world = World(requests=3, context=400, top_k=33, hot=100, item=item, stride=stride, offset=offset, device=device)
+    run(world, op, 8)
+
+
+def test_tokens_of_one_bucket(op, device) -> None:
+    """As in `test_traces`: all tokens share a bucket, and some stand there twice."""
+    world = World(requests=1, context=66 << 14, top_k=64, hot=128, item=1, device=device)
+    for repeated in (0, 5):
+        tokens = [(k % (64 - repeated)) << 14 for k in range(64)]
+        world.rng.shuffle(tokens)
+        world.step(op, [0], [tokens], [world.context])
+
+
+def test_an_error_is_found(op, device) -> None:
+    """The control: one wrong row of the device cache fails the comparison."""
+    world = World(requests=1, context=400, top_k=64, hot=128, item=16, device=device)
+
+    def wrong(**call) -> None:
+        op(**call)
+        call["device_buffer"].view(torch.uint8).flatten()[5] ^= 1
+
+    with pytest.raises(AssertionError):
+        run(world, wrong, 1, batch=1, low=200)
