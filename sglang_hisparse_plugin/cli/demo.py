@@ -231,7 +231,7 @@ def _run(
     options: argparse.Namespace, variant: Variant | None, targets: list[Target], work: Path, console: Console
 ) -> list[checks.Report]:
     scale = SCALES[options.device]
-    if options.load is not None:
+    if options.load is not None or options.pd:
         scale = load.small(scale)
     if variant:
         scale = scale.verifying(variant.draft_tokens)

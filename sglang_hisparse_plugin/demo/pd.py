@@ -5,14 +5,16 @@ from __future__ import annotations
 import re
 import threading
 
+from ..overlays import late_transfer
 from . import checks, load, pd_events, pd_probe, walks
 from .checks import Report
 from .pd_servers import Pair, transport
 from .setup import Launcher
 from .walks import Prompt, Walk
 
-LOAD_SECONDS = 20.0
-OVERLAY = "pd-retract"  #: the overlay that lets a decode server live through a retraction
+LOAD_SECONDS = 15.0
+RETRACT = "pd-retract"  #: the overlay that lets a decode server live through a retraction
+LATE = late_transfer.OVERLAY.id  #: the overlay that keeps slots until nobody writes to them any more
 RETRACTED = re.compile("retract", re.I)  #: the error of a request that is to be sent again
 
 
@@ -28,9 +30,9 @@ def _apart(launcher: Launcher, report: Report) -> None:
     name = "Mooncake brings the KV from server to server, by TCP over loopback"
     without = f"it does not run here: {carrier.detail}. SGLang's `fake` backend serves instead, which brings no KV"
     report.add(name, True if carrier.carries else None, carrier.detail if carrier.carries else without)
-    with Pair(launcher, carrier, skip=OVERLAY).running() as pair:
-        launcher.progress(f"forced retractions without {OVERLAY}")
-        _without_the_overlay(launcher, report, pair)
+    with Pair(launcher, carrier, skip=f"{LATE},{RETRACT}").running() as pair:
+        launcher.progress("without the overlays")
+        _without_the_overlays(launcher, report, pair)
         launcher.progress("a new decode server")
         pair.restart_decode()
         checks.plugin_active(launcher, report, pair.decode)
@@ -40,10 +42,14 @@ def _apart(launcher: Launcher, report: Report) -> None:
             _without_kv(launcher, report, pair)
 
 
-def _without_the_overlay(launcher: Launcher, report: Report, pair: Pair) -> None:
+def _without_the_overlays(launcher: Launcher, report: Report, pair: Pair) -> None:
     """The first decode server ends by itself, with requests running; the prefill server stays."""
-    name = f"control: without {OVERLAY}, a retraction ends the decode server"
-    if checks.called_for(launcher, report, OVERLAY, name):
+    name = f"control: without {LATE}, KV that comes late for an aborted request breaks another's walk"
+    if pair.transport.carries and checks.called_for(launcher, report, LATE, name):
+        other, *_ = pd_events.comes_late(pair, launcher.scale)
+        report.add(name, other.break_at is not None, str(other))
+    name = f"control: without {RETRACT}, a retraction ends the decode server"
+    if checks.called_for(launcher, report, RETRACT, name):
         answers = walks.together(pair.decode, walks.crowd(launcher.scale, launcher.scale.slots))
         report.add(name, *checks.damage(pair.decode, answers))
         report.add("its clients are told", all(walk.error or walk.exact for walk in answers), str(answers[-1]))
@@ -68,12 +74,16 @@ def _all(launcher: Launcher, report: Report, pair: Pair) -> None:
     name = f"{scale.crowd_size} requests at once on {scale.slots} slots, sent again when retracted: all exact"
     checks.all_exact(report, name, answers)
     progress("aborts")
-    pd_events.aborted_while_waiting(report, pair, scale)
-    _under_load(launcher, report, pair)
-    pd_events.balance(report, pair, "after that")
+    pd_events.aborted_while_waiting(report, pair, scale, lambda: _under_load(launcher, report, pair))
     progress("KV for a request that is gone")
-    pd_events.comes_late(report, pair, scale)
-    pd_events.balance(report, pair, "after that, too")
+    other, what, seconds = pd_events.comes_late(pair, scale)
+    name = "KV that comes late for an aborted request harms no other"
+    if other.exact or seconds < late_transfer.PATIENCE:
+        report.add(name, other.exact, f"{other}; {seconds:.0f} s late")
+    else:
+        report.add(name, None, f"it came {seconds:.0f} s late on this slow machine, and is waited for less: {other}")
+    report.add("and that request is answered as aborted", what == "aborted", what)
+    pd_events.balance(report, pair, "after that")
     lost = pair.prefills.unanswered
     name = "the prefill server answers all that it is asked"
     report.add(name, not lost, "; ".join(lost[:3]) or f"{pair.prefills.answered} answers")

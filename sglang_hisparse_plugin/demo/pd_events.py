@@ -5,19 +5,21 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from concurrent.futures import wait
+from functools import partial
 
 from . import checks, load, model, probe, walks
 from .checks import Report
 from .pd_servers import Pair
 from .server import Server, ServerFailed
 from .setup import Scale
+from .walks import Walk
 
 LAPS = 4  #: rounds of a walk in which every row that it ever needs is needed again
 SETTLED = 60  #: seconds in which who waits for a server that is gone must have an answer
 
 
-def aborted_while_waiting(report: Report, pair: Pair, scale: Scale) -> None:
-    """At either server, of a request that the other has never heard of."""
+def aborted_while_waiting(report: Report, pair: Pair, scale: Scale, meanwhile: Callable[[], None]) -> None:
+    """At either server, of a request that the other has never heard of; the answers may take as long as `meanwhile`."""
     prompt = walks.crowd(scale, 1)[0]
     at_decode, at_prefill = pair.apart(*prompt)[0], pair.apart(*prompt)[1]
     with pair.threads(2) as pool:
@@ -26,26 +28,35 @@ def aborted_while_waiting(report: Report, pair: Pair, scale: Scale) -> None:
         time.sleep(1)  # the prefill server takes nothing for a request before the other one asks for it
         at_decode.abort()
         at_prefill.abort()
+        meanwhile()
         for where, client, reply in zip(("decode", "prefill"), (at_decode, at_prefill), replies, strict=True):
             what = load.judge(client, reply.result(), aborted=True)
             report.add(f"aborted while it waits at the {where} server: answered so", what == "aborted", what)
-    balance(report, pair, "after an abort while waiting")
+    balance(report, pair, "after aborts")
 
 
-def comes_late(report: Report, pair: Pair, scale: Scale) -> None:
-    """The decode server is told to give a request up, serves others, and then the prefill server sends its KV."""
+def comes_late(pair: Pair, scale: Scale) -> tuple[Walk, str, float]:
+    """The decode server is told to give a request up, serves others, and then the prefill server sends its KV.
+
+    Returns:
+        The walk of another that decodes meanwhile, what became of the first, and seconds until its KV was there.
+    """
     gone, late = pair.apart(model.prompt(scale.crowd[1], seed=3000), 1)
     other = pair.request(model.prompt(scale.long[-1], seed=3001), LAPS * scale.steps)  # it decodes while KV comes
     with pair.threads(1) as pool:
         given_up = pool.submit(walks.reply, gone.generate)
         _holds_something(pair.decode)
         gone.abort()
+        since, came = time.monotonic(), 0.0
+
+        def send() -> None:
+            nonlocal came
+            walks.reply(late.generate)
+            came = time.monotonic() - since
+
         _use_up(pair, scale, but=scale.crowd[1])
-        send = _once(lambda: walks.reply(late.generate))
-        walk = walks.of(other, walks.reply(lambda: other.stream(1, send)))
-        what = load.judge(gone, given_up.result(), aborted=True)
-    report.add("KV that comes late for an aborted request harms no other", walk.exact, str(walk))
-    report.add("and that request is answered as aborted", what == "aborted", what)
+        walk = walks.of(other, walks.reply(partial(other.stream, 1, _once(send))))
+        return walk, load.judge(gone, given_up.result(), aborted=True), came
 
 
 def _use_up(pair: Pair, scale: Scale, but: int) -> None:
