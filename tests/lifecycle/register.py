@@ -18,6 +18,7 @@ CONTROL = {"corrupted-row": "attention read wrong rows"}
 
 ONLY_IN = {
     "mixed-chunks": RELEASES[:-1],
+    "abort-during-pause": ("0.5.18", "0.5.20", "0.5.23"),
     **dict.fromkeys(("checksum-mismatch", "chunked-abort"), ("0.5.23",)),
     **dict.fromkeys(("drafts-device-full", "drafts-host-full", "drafts-take-no-device"), ("0.5.23",)),
 }
@@ -75,6 +76,7 @@ DEFECTS: dict[str, tuple[tuple[tuple[str, ...], str], ...]] = {
     "abort-waiting-transferred": ((_span("0.5.12", "0.5.20"), HOST_LEAK),),
     "pause-transferred": ((_span("0.5.10", "0.5.15"), "> get_cpu_copy ("),),
     "retract-transferred": ((ALL, "> get_cpu_copy ("),),
+    "abort-during-pause": ((_span("0.5.18", "0.5.23"), "not as aborted once"),),
     "abort-staged": ((ALL, DECODED),),
     "abort-transferred": ((ALL, DECODED),),
     "abort-everything": ((ALL, "gone ended as [], not as aborted once"),),

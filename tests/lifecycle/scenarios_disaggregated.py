@@ -61,6 +61,25 @@ def pause_transferred(w: World) -> None:
     w.expect_at_rest()
 
 
+@scenario
+def abort_during_pause(w: World) -> None:
+    """A pause takes two requests of a decode worker back; before it ends, the client of one gives up."""
+    for rid in ("gone", "stays"):
+        w.submit(rid, prompt=110, output=24)
+    w.run_until(lambda: decoded(w, 3, "gone", "stays"))
+    _as_decode_worker(w)
+    queue = w.scheduler.disagg_decode_prealloc_queue
+    if not hasattr(queue, "hold_rebootstrap"):
+        return w.inapplicable("a pause has no KV computed again")
+    messages = importlib.import_module("sglang.srt.managers.io_struct")
+    w.scheduler.pause_generation(messages.PauseGenerationReqInput(mode="retract"))
+    w.scheduler.abort_request(messages.AbortReq(rid="gone"))
+    w.expect(w.ends("gone") == ["abort"], f"ended as {w.ends('gone')}, not as aborted once")
+    w.expect([req.rid for req in queue.held_rebootstrap_reqs] == ["stays"], "not exactly the other is held")
+    w.expect_at_rest()
+    return None
+
+
 def _check_given_up(w: World, req) -> None:
     """The request holds nothing, and either was answered once, with 503, or is on its way to a prefill worker."""
     w.expect(slot_of(req) is None, f"{req.rid} still has a slot")
