@@ -30,10 +30,10 @@ UNCHANGED: dict[str, dict[str, tuple[str, ...]]] = {
     "plain": {
         "0.5.10": (LEAK, SLOTS, TWICE),
         "0.5.10.post1": (LEAK, SLOTS, TWICE),
-        "0.5.11": (LEAK, SLOTS),
-        "0.5.12": (LEAK, ABORT),
+        "0.5.11": (SLOTS,),
+        "0.5.12": (ABORT,),
         "0.5.13": ("Error in _eager_backup_previous_token", LEAK),
-        "0.5.15": (LEAK, ABORT),
+        "0.5.15": (ABORT,),
         "0.5.18": (ABORT,),
         "0.5.20": (ABORT,),
         "0.5.23": (ABORT,),
