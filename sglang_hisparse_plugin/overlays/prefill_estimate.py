@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import ast
-import contextlib
-from collections.abc import Iterator
 from typing import Any
 
 from .. import upstream
 from ..patching.outcome import Defective, Fixed, Verdict
 from ..patching.overlay import Hook, Overlay
 from ..patching.source import SourceTree
+from .meanwhile import meanwhile
 from .probing import existing, expect, expect_hookable, probe
 
 ESTIMATE = "extend_num_tokens + len(seq_lens) * self.page_size"
@@ -48,18 +47,9 @@ def alloc_extend(original: Any, allocator: Any, *args: Any, **kwargs: Any) -> An
     new_pages = (after + page - 1) // page - (before + page - 1) // page
     if int(new_pages.sum()) * page > allocator.available_size():
         return None
-    with _enough(allocator):
+    # The allocator as a whole says that it has room for any estimate; its two pools still say what they have.
+    with meanwhile(allocator, available_size=lambda: float("inf")):
         return original(allocator, *args, **kwargs)
-
-
-@contextlib.contextmanager
-def _enough(allocator: Any) -> Iterator[None]:
-    """The allocator as a whole says that it has room for any estimate; its two pools still say what they have."""
-    allocator.available_size = lambda: float("inf")
-    try:
-        yield
-    finally:
-        del allocator.available_size
 
 
 OVERLAY = Overlay(
