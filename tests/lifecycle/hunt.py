@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 BATCH = 150
 """Sequences of one seed; the next batch has the next."""
+TIMED = 40
+"""Of a hunt that ends when its time is up, so that it notices."""
 FEWEST = 30
 """Hypothesis begins each batch with the simplest sequences, which have been played."""
 
@@ -101,7 +103,7 @@ def _replayed(scheduler, text: str) -> list[str]:
 
 def _left(wanted: dict, hunt: Hunt, spent: float) -> int:
     if "seconds" in wanted:
-        return BATCH if spent < wanted["seconds"] else 0
+        return TIMED if spent < wanted["seconds"] else 0
     if "ended" in wanted:
         left = wanted["ended"] - len(hunt.ended)
         return min(BATCH, max(FEWEST, left)) if left > 0 and hunt.sequences < 2 * wanted["ended"] else 0
