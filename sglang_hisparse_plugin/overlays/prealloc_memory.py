@@ -23,8 +23,8 @@ def judge(tree: SourceTree) -> Verdict:
         return Absent("no KV is received to the host pool")
     names = "_update_handshake_waiters", "pop_preallocated", "_pre_alloc"
     ask, pop, take = (existing(tree.function(upstream.DECODE, f"{QUEUE}.{n}"), f"{QUEUE}.{n}") for n in names)
-    if pop.calls("mem_pool_host.available_size"):
-        return Fixed("pop_preallocated asks the host pool")
+    if pop.calls("self._hold_back_without_room"):
+        return Fixed("pop_preallocated asks each pool")
     expect_hookable(ask, "self", "rids_to_check", more=True)
     expect_hookable(pop, "self", "rids_to_check", more=True)
     receive = tree.function(upstream.DECODE, "DecodeTransferQueue.pop_transferred")
@@ -119,8 +119,7 @@ OVERLAY = Overlay(
     loses="with PD disaggregation, a full host or device pool ends the decode worker",
     rows=("host-exhausted", "length-limit"),
     origin="sgl-project/sglang#23704",
-    remove_when="pop_preallocated asks the host pool in the oldest supported release",
-    no_diff="it is the accounting of admission-memory, which SGLang's prefill adder would have to have first",
+    remove_when="pop_preallocated asks each pool in the oldest supported release",
     probe=judge,
     hooks=lambda tree: (
         Hook(f"{upstream.DECODE}:{QUEUE}._update_handshake_waiters", update_handshake_waiters),

@@ -19,6 +19,7 @@ from sglang_hisparse_plugin.patching import patchfile, series
 from . import launch
 
 TIMEOUT_S = 600
+SCRIPTS = Path(__file__).parent / "regressions"
 HUNG = "the ranks wait for each other for ever"
 
 
@@ -61,6 +62,10 @@ def found(release: str, patches: tuple[patchfile.Patch, ...], names: list[str]) 
         if names == ["empty-on-one"]:  # of two ranks
             answers = _told(env, "ranks", "off", *names)["answers"]
             return {names[0]: [HUNG] if answers == [None, None] else [t for a in answers for t in a["findings"]]}
+        if names[0].startswith("decode/"):  # scripts of the state machine, for a decode worker
+            texts = [(SCRIPTS / f"{name}.txt").read_text() for name in names]
+            job = [{"variant": "off", "mode": "decode-plain", "scripts": texts}]
+            return dict(zip(names, _told(env, "hunt", release, json.dumps(job))[0]["found"], strict=True))
         results = _told(env, "process", "off", *names)
     return {name: [text for mode in results.values() for text in _texts(mode[name])] for name in names}
 
@@ -71,10 +76,10 @@ def _texts(result: dict | None) -> list[str]:
     return [*filter(None, [result["crash"]]), *result["findings"]]
 
 
-def _told(env: dict[str, str], module: str, *arguments: str) -> dict:
+def _told(env: dict[str, str], module: str, *arguments: str):
     command = [sys.executable, "-m", f"{__package__}.{module}", *arguments]
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
-    lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
+    lines = [line for line in done.stdout.splitlines() if line.startswith(("{", "[{"))]
     if len(lines) != 1:
         raise SystemExit(f"the scheduler did not start:\n{done.stdout[-2000:]}{done.stderr[-4000:]}")
     return json.loads(lines[0])
