@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
+import warnings
+
 PLAYED = "played by the state machine"
+
+
+def pytest_collection_finish(session) -> None:
+    """Tests of a group share what one process found, if they are run by one worker."""
+    grouped = [item for item in session.items if item.get_closest_marker("xdist_group")]
+    if session.config.getoption("loadgroup", False) and not all("@" in item.nodeid for item in grouped):
+        warnings.warn("this pytest-xdist does not group tests: each worker computes every release", stacklevel=1)
 
 
 def pytest_terminal_summary(terminalreporter) -> None:
