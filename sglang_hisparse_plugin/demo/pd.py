@@ -43,7 +43,9 @@ def _apart(launcher: Launcher, report: Report) -> None:
 
 
 def _without_the_overlays(launcher: Launcher, report: Report, pair: Pair) -> None:
-    """The first decode server ends by itself, with requests running; the prefill server stays."""
+    """The first decode server serves, and ends by itself with requests running; the prefill server stays."""
+    if pair.transport.carries:
+        _walks(launcher, report, pair, "walks are exact")
     name = f"control: without {LATE}, KV that comes late for an aborted request breaks another's walk"
     if pair.transport.carries and checks.called_for(launcher, report, LATE, name):
         other, *_ = pd_events.comes_late(pair, launcher.scale)
@@ -58,10 +60,7 @@ def _without_the_overlays(launcher: Launcher, report: Report, pair: Pair) -> Non
 def _all(launcher: Launcher, report: Report, pair: Pair) -> None:
     scale, progress = launcher.scale, launcher.progress
     progress("long walks")
-    alone = [walks.ask(pair.decode, *each) for each in walks.long(scale)]
-    contexts = " and ".join(f"{length / scale.hot_buffer:.0f}x" for length in scale.long)
-    name = f"a new decode server with the old prefill server: walks are exact, contexts {contexts} the hot buffer"
-    checks.all_exact(report, name, alone)
+    _walks(launcher, report, pair, "a new decode server with the old prefill server: walks are exact")
     for layer in range(scale.dims.layers):
         progress(f"a wrong row in layer {layer}")
         for where, fault in (("sent", pd_probe.sent_id), ("in the decode server's host pool", pd_probe.kept_id)):
@@ -90,6 +89,13 @@ def _all(launcher: Launcher, report: Report, pair: Pair) -> None:
     progress("the prefill server is ended and started anew")
     pd_events.prefill_restarted(report, pair, scale)
     pd_events.balance(report, pair, "at the end")
+
+
+def _walks(launcher: Launcher, report: Report, pair: Pair, name: str) -> None:
+    scale = launcher.scale
+    contexts = " and ".join(f"{length / scale.hot_buffer:.0f}x" for length in scale.long)
+    alone = [walks.ask(pair.decode, *each) for each in walks.long(scale)]
+    checks.all_exact(report, f"{name}, contexts {contexts} the hot buffer", alone)
 
 
 def _without_kv(launcher: Launcher, report: Report, pair: Pair) -> None:
