@@ -72,7 +72,7 @@ def _without_the_overlay(launcher: Launcher, report: Report, up: Up, patience: f
         state = "lives and hangs" if server.alive else f"ended: {server.last_exception()}"
         report.add(
             CONTROL,
-            before.exact and all(walk.got is None for walk in answers),
+            server.alive and before.exact and all(walk.got is None for walk in answers),
             f"before it: {before}; it: {answers[0]}; the one beside it: {answers[1]}; the server {state}",
         )
 

@@ -91,6 +91,13 @@ def test_a_dead_server_proves_nothing(run: Callable[..., checks.Report]) -> None
     assert failed(run(off=Gone)) == [ranks.CONTROL]
 
 
+def test_a_server_that_dies_instead_of_hanging_fails_the_control(run: Callable[..., checks.Report]) -> None:
+    class Died(Hangs):
+        alive = False
+
+    assert failed(run(off=Died)) == [ranks.CONTROL]
+
+
 class Counted:
     """A server that counts how often it was started and stopped."""
 
