@@ -13,6 +13,7 @@ from .setup import Launcher
 from .walks import Prompt, Walk
 
 LOAD_SECONDS = 15.0
+TRIES = 100  #: of a request that is retracted each time
 RETRACT = "pd-retract"  #: the overlay that lets a decode server live through a retraction
 LATE = late_transfer.OVERLAY.id  #: the overlay that keeps slots until nobody writes to them any more
 RETRACTED = re.compile("retract", re.I)  #: the error of a request that is to be sent again
@@ -108,18 +109,19 @@ def _without_kv(launcher: Launcher, report: Report, pair: Pair) -> None:
 
 
 def _retracted(report: Report, pair: Pair, prompts: list[Prompt]) -> list[Walk]:
-    """All at once, each until it is not told to come again."""
+    """All at once, each until it is not told to come again, `TRIES` times at most."""
     before, again, lock = _retractions(pair), 0, threading.Lock()
 
     def ask(prompt: Prompt) -> Walk:
         nonlocal again
-        while True:
+        for _ in range(TRIES):
             request = pair.request(*prompt)
             reply = walks.reply(request.generate)
             if not RETRACTED.search(reply.error):
-                return walks.of(request, reply)
+                break
             with lock:
                 again += 1
+        return walks.of(request, reply)
 
     with pair.threads(len(prompts)) as pool:
         answers = list(pool.map(ask, prompts))

@@ -177,6 +177,13 @@ def test_what_is_retracted_is_sent_again(pair: Pair, peers: tuple[Peer, Peer]) -
     assert "2 told to come again, 1 with their KV computed again" in report.checks[0].detail
 
 
+def test_what_is_retracted_for_ever_is_wrong(pair: Pair, peers: tuple[Peer, Peer]) -> None:
+    peers[0].statuses = [503] * 3 * pd.TRIES
+    answers, _ = retracted(pair, "")
+    assert not any(walk.exact for walk in answers)
+    assert len(peers[0].asked) == 3 * pd.TRIES
+
+
 @pytest.mark.parametrize(("statuses", "log"), [([], ""), ([503, 503], "#retracted_reqs: 1\n")])
 def test_retractions_that_were_not_or_not_in_the_log(
     pair: Pair, peers: tuple[Peer, Peer], statuses: list[int], log: str
