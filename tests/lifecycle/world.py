@@ -309,7 +309,10 @@ class World:
 
     def _replace_finish_events(self, event: object, oldest: int | None = None) -> None:
         queue = self.coordinator.ack_staging_queue
-        queue[:oldest] = [act._replace(finish_event=event) for act in queue[:oldest]]
+        begun = [act.start_event is not act.finish_event for act in queue]  # or for want of room there is no transfer
+        queue[:oldest] = [
+            act._replace(finish_event=event) if has else act for act, has in zip(queue[:oldest], begun, strict=False)
+        ]
 
     def _go_round(self) -> None:
         self.go.acquire()
