@@ -306,9 +306,9 @@ def poll_state(name: str) -> int:
     return int(getattr(importlib.import_module("sglang.srt.disaggregation.base").KVPoll, name))
 
 
-def is_aborted(entry: Any) -> bool:
-    """Whether the transfer of a request was given up on this side: a receiver fails unpolled only when told to."""
-    return bool(getattr(entry.kv_receiver, "conclude_state", None) == poll_state("Failed"))
+def means(abort: Any, req: Any) -> bool:
+    """Whether a message to abort is about a request."""
+    return bool(abort.abort_all or req.rid.startswith(abort.rid))
 
 
 @contextlib.contextmanager

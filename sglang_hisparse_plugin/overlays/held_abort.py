@@ -31,7 +31,7 @@ def abort_request(original: Any, scheduler: Any, recv_req: Any) -> Any:
     queue = getattr(scheduler, "disagg_decode_prealloc_queue", None)
     if scheduler.hisparse_coordinator is not None and queue is not None:
         held = getattr(queue, HELD)
-        meant = [req for req in held if recv_req.abort_all or req.rid.startswith(recv_req.rid)]
+        meant = [req for req in held if upstream.means(recv_req, req)]
         setattr(queue, HELD, [req for req in held if not any(req is other for other in meant)])
         for req in meant:
             req.finished_reason = importlib.import_module(upstream.BATCH).FINISH_ABORT()

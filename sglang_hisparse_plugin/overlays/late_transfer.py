@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import math
 import time
 from typing import Any
 
@@ -10,6 +11,7 @@ from .. import upstream
 from ..patching.outcome import Absent, Defective, Fixed, Verdict
 from ..patching.overlay import Hook, Overlay
 from ..patching.source import SourceTree
+from . import given_up
 from .probing import existing, expect, expect_hookable, probe
 
 QUEUE = "DecodeTransferQueue"
@@ -33,6 +35,7 @@ def judge(tree: SourceTree) -> Verdict:
         return Fixed("SGLang itself frees nothing before the prefill worker says that it is done")
     expect(bool(told), "the coordinator told in pop_transferred", "nobody does")
     expect_hookable(pop, "self", "rids_to_check")
+    given_up.expect_told(tree)
     return Defective("a request that is aborted gives its host rows up while its prefill worker writes to them")
 
 
@@ -44,7 +47,7 @@ def pop_transferred(original: Any, queue: Any, *args: Any, **kwargs: Any) -> Any
     """Leave those out that were aborted, with everything they hold, until their transfers are over on every rank."""
     if queue.scheduler.hisparse_coordinator is None:
         return original(queue, *args, **kwargs)
-    aborted = [entry for entry in queue.queue if upstream.is_aborted(entry)]
+    aborted = [entry for entry in queue.queue if given_up.is_given_up(entry)]
     over = _on_every_rank(queue, [_is_over(entry) for entry in aborted])
     waiting = [entry for entry, done in zip(aborted, over, strict=True) if not done]
     with upstream.left_out(queue, waiting):
@@ -58,14 +61,20 @@ def _is_over(entry: Any) -> bool:
     if now >= entry.hisparse_deadline:
         return True
     receiver, room = entry.kv_receiver, entry.req.bootstrap_room
-    if getattr(receiver.kv_mgr, "enable_deferred_decode_kv_release", False):  # from 0.5.19, prefill workers say so
-        return bool(receiver.kv_mgr.is_abort_release_safe(room, len(receiver.bootstrap_infos or ())))
-    known = getattr(receiver.kv_mgr, "request_status", {})
-    return bool(known.get(room) == upstream.poll_state("Success"))
+    manager = getattr(receiver, "kv_mgr", None)
+    if manager is None:  # SGLang's fake transfer to 0.5.19; nobody writes
+        return True
+    if getattr(manager, "enable_deferred_decode_kv_release", False):  # from 0.5.19, prefill workers say so
+        return bool(manager.is_abort_release_safe(room, len(getattr(receiver, "bootstrap_infos", None) or ())))
+    if getattr(manager, "request_status", {}).get(room) == upstream.poll_state("Success"):
+        return True
+    # From 0.5.20 an aborted transfer stays failed, but who has sent everything is still noted.
+    done = getattr(manager, "prefill_response_tracker", {}).get(room, ())
+    return bool(len(done) >= getattr(manager, "required_prefill_response_num_table", {}).get(room, math.inf))
 
 
 def _on_every_rank(queue: Any, flags: list[bool]) -> list[bool]:
-    """All ranks hear of an abort in the same iteration, so they ask about the same requests."""
+    """Every rank asks about the same requests."""
     import torch
 
     group = queue.gloo_group
@@ -85,7 +94,9 @@ OVERLAY = Overlay(
         "waits for the prefill worker from 0.5.21 (from 0.5.19 if told to), but forgets the host rows to 0.5.22, "
         "which it frees at once as before. The hook leaves such a request in the "
         "transfer queue, with all it holds, until the transfer is reported complete or 30 seconds have passed; only "
-        "then its abort is answered."
+        "then its abort is answered. A prefill worker that is told of the abort (from 0.5.13) stops and reports "
+        "nothing, so that 30 seconds are the rule there; on 0.5.21 and 0.5.22, if it acknowledges nothing, SGLang "
+        "then waits another 30."
     ),
     loses="with PD disaggregation, aborts during a transfer can corrupt the KV of other requests",
     rows=("waiting-abort",),
@@ -94,5 +105,8 @@ OVERLAY = Overlay(
     remove_when="the oldest supported release waits for the prefill worker",
     no_diff="SGLang 0.5.23 has its own, with acknowledgements by the prefill worker",
     probe=judge,
-    hooks=lambda tree: (Hook(f"{upstream.DECODE}:{QUEUE}.pop_transferred", pop_transferred),),
+    hooks=lambda tree: (
+        Hook(f"{upstream.DECODE}:{QUEUE}.pop_transferred", pop_transferred),
+        given_up.HOOK,
+    ),
 )

@@ -12,6 +12,7 @@ from ..admission import Admission
 from ..patching.outcome import Absent, Defective, Fixed, Verdict
 from ..patching.overlay import Hook, Overlay
 from ..patching.source import SourceTree
+from . import given_up
 from .probing import existing, expect, expect_hookable, probe
 
 QUEUE = "DecodePreallocQueue"
@@ -29,6 +30,7 @@ def judge(tree: SourceTree) -> Verdict:
     expect_hookable(pop, "self", "rids_to_check", more=True)
     receive = tree.function(upstream.DECODE, "DecodeTransferQueue.pop_transferred")
     expect_hookable(existing(receive, "DecodeTransferQueue.pop_transferred"), "self", "rids_to_check")
+    given_up.expect_told(tree)
     asked = len(pop.calls("self._update_handshake_waiters"))
     expect(asked == 1, "one call of _update_handshake_waiters in pop_preallocated", f"{asked}")
     taken = [*take.calls("mem_pool_host.alloc"), *take.calls("mem_pool_host.alloc_paged_token_slots")]
@@ -42,7 +44,7 @@ def update_handshake_waiters(original: Any, queue: Any, *args: Any, **kwargs: An
     if scheduler.hisparse_coordinator is None:
         return original(queue, *args, **kwargs)
     for entry in queue.queue:
-        if upstream.is_aborted(entry):  # or it would not be looked at again, and be given slots first
+        if given_up.is_given_up(entry):  # or it would not be looked at again, and be given slots first
             entry.waiting_for_input = False
     result = original(queue, *args, **kwargs)
     queue.hisparse_lacking = None
@@ -69,14 +71,23 @@ def pop_preallocated(original: Any, queue: Any, *args: Any, **kwargs: Any) -> An
     scheduler = queue.scheduler
     if scheduler.hisparse_coordinator is None or taken or failed or not _is_idle(scheduler):
         return result
-    ready = [(entry, ["logical"]) for entry in queue.queue if entry.waiting_for_input]
-    for entry, lacking in filter(None, [*ready[:1], queue.hisparse_lacking][:1]):
+    ready = [(entry, _too_small(queue, entry.req)) for entry in queue.queue if entry.waiting_for_input]
+    never = [(entry, names) for entry, names in ready if names]  # the rest may wait for their LoRA adapters
+    for entry, lacking in filter(None, never[:1] if ready else [queue.hisparse_lacking]):
         message = f"The request can never be served. {memory.too_small(scheduler.hisparse_coordinator, lacking)}"
         abort = importlib.import_module(upstream.BATCH).FINISH_ABORT
         entry.req.finished_reason = abort(
             message, status_code=HTTPStatus.INSUFFICIENT_STORAGE
         )  # answered in the next pass
     return result
+
+
+def _too_small(queue: Any, req: Any) -> list[str]:
+    """The pools of which SGLang wants more for a request than is free, though nobody else holds any."""
+    c, longest = queue.scheduler.hisparse_coordinator, importlib.import_module(upstream.DECODE).CLIP_MAX_NEW_TOKEN
+    ahead = max(int(queue.num_reserved_decode_tokens), min(int(req.sampling_params.max_new_tokens), longest))
+    logical = len(req.origin_input_ids) + len(req.output_ids) + ahead
+    return memory.lacking(c, {"logical": logical, "device": int(c.padded_buffer_size) + upstream.scratch(c, None)})
 
 
 def pop_transferred(original: Any, queue: Any, *args: Any, **kwargs: Any) -> Any:
@@ -86,16 +97,19 @@ def pop_transferred(original: Any, queue: Any, *args: Any, **kwargs: Any) -> Any
         return original(queue, *args, **kwargs)
     room, late = int(upstream.pools(c)["device"].available_size()), []
     for entry in queue.queue:
+        if given_up.is_given_up(entry):  # takes none
+            continue
         room -= memory.hot_buffer(c, upstream.allocated_len(entry.req))
-        if room < 0 and not upstream.is_aborted(entry):
+        if room < 0:
             late.append(entry)
     with upstream.left_out(queue, late):
         return original(queue, *args, **kwargs)
 
 
 def _others(scheduler: Any) -> Iterator[Any]:
-    """Who holds slots besides those who run: their KV is on its way, or has come."""
-    yield from (entry.req for entry in scheduler.disagg_decode_transfer_queue.queue)
+    """Who will take more slots besides those who run: their KV is on its way, or has come."""
+    transfers = scheduler.disagg_decode_transfer_queue.queue
+    yield from (entry.req for entry in transfers if not given_up.is_given_up(entry))
     yield from scheduler.waiting_queue
 
 
@@ -125,5 +139,6 @@ OVERLAY = Overlay(
         Hook(f"{upstream.DECODE}:{QUEUE}._update_handshake_waiters", update_handshake_waiters),
         Hook(f"{upstream.DECODE}:{QUEUE}.pop_preallocated", pop_preallocated),
         Hook(f"{upstream.DECODE}:DecodeTransferQueue.pop_transferred", pop_transferred),
+        given_up.HOOK,
     ),
 )

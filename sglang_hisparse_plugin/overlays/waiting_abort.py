@@ -35,7 +35,7 @@ def abort_request(original: Any, scheduler: Any, recv_req: Any) -> Any:
     coordinator = scheduler.hisparse_coordinator
     if coordinator is not None and scheduler.disaggregation_mode.name == "DECODE":
         for req in scheduler.waiting_queue:
-            if (recv_req.abort_all or req.rid.startswith(recv_req.rid)) and upstream.slot(req) is not None:
+            if upstream.means(recv_req, req) and upstream.slot(req) is not None:
                 coordinator.request_finished(req)
     return original(scheduler, recv_req)
 

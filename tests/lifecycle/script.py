@@ -127,6 +127,10 @@ class Story:
                 getattr(transfer, how)()
         self.do_run(1)
 
+    def do_answered(self, rid: str) -> None:
+        """By now a request has ended."""
+        self.world.expect(bool(self.world.ends(rid)), f"{rid} is not answered yet")
+
     def do_plant(self, bug: str) -> None:
         """A bug of our own, for whoever has something on the host; nobody, nothing."""
         for req in self.world.requests.values():

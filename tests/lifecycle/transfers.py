@@ -6,6 +6,7 @@ whose rows and metadata arrive when the story says so: in parts, late, or never.
 
 from __future__ import annotations
 
+import functools
 import importlib
 import sys
 import time
@@ -30,12 +31,19 @@ def _alone(tensor: torch.Tensor, *_, group=None, **__) -> None:
 class Prefill:
     """Computes every prompt at once; sends when told. Also what a decode worker's transfer manager knows of it."""
 
+    disaggregation_mode = deferred_bootstrap = None
+
     def __init__(self, world: World) -> None:
         decode = importlib.import_module("sglang.srt.disaggregation.decode")
         self.world, self.queue = world, world.scheduler.disagg_decode_prealloc_queue
         self.transfers: list[Transfer] = []
         self.prefill_info_table = SimpleNamespace(get=lambda _: SimpleNamespace(dp_size=1, follow_bootstrap_room=False))
         self.request_status: dict[int, int] = {}
+        self.prefill_response_tracker: dict[int, set[int]] = {}
+        self.required_prefill_response_num_table: dict[int, int] = {}
+        self._deferred_ack_targets, self._staging_outstanding, self._deferred_ack_poisoned_rooms = {}, {}, set()
+        common = importlib.import_module("sglang.srt.disaggregation.common.conn")
+        self.update_status = functools.partial(common.CommonKVManager.update_status, self)
         self.kv_args = getattr(self.queue.kv_manager, "kv_args", None)  # only who looks at it keeps it
         environment = importlib.import_module("sglang.srt.environ").envs
         deferred = getattr(environment, "SGLANG_DISAGGREGATION_DEFERRED_DECODE_KV_RELEASE", None)
@@ -62,7 +70,8 @@ class Prefill:
 
     def again(self) -> None:
         self.transfers.clear()
-        self.request_status.clear()
+        for told in (self.request_status, self.prefill_response_tracker, self.required_prefill_response_num_table):
+            told.clear()
         self.clock.ahead = 0
 
     def submit_prefill_recompute(self, receiver: Transfer, payload: object) -> None:
@@ -99,7 +108,10 @@ class Transfer:
         self.rows = torch.empty(0, dtype=torch.int64)
         self.written = 0
         self.aux = -1
-        self.status = prefill.poll.Bootstrapping
+        prefill.request_status.pop(room, None)  # of the transfer before, if its KV is computed again
+        prefill.prefill_response_tracker[room] = set()
+        prefill.required_prefill_response_num_table[room] = 1
+        self._now(prefill.poll.Bootstrapping)
 
     # --- as SGLang calls it ---
 
@@ -160,6 +172,7 @@ class Transfer:
         buffers.output_ids[self.aux][0] = req.origin_input_ids[0] + len(self.rows)
         buffers.bootstrap_room[self.aux][0] = self.bootstrap_room
         self.over = True
+        self.kv_mgr.prefill_response_tracker[self.bootstrap_room].add(0)
         self._now(self.kv_mgr.poll.Success)
 
     def fail(self) -> None:
@@ -168,4 +181,6 @@ class Transfer:
         self._now(self.kv_mgr.poll.Failed)
 
     def _now(self, status: int) -> None:
-        self.status = self.kv_mgr.request_status[self.bootstrap_room] = status
+        """As SGLang notes it: from 0.5.20 what has failed stays so."""
+        self.kv_mgr.update_status(self.bootstrap_room, status)
+        self.status = self.kv_mgr.request_status[self.bootstrap_room]
