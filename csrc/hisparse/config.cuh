@@ -48,8 +48,9 @@ struct SwapInConfig {
   static constexpr int kRest =
       kBuckets * 4 + kHotWords * 64 + kEntries * 8 + (kCluster + 4) * kTopKWords * 4 + kHotWords * 4 + 256;
   static constexpr bool kListed = kCluster <= 4;
-  static constexpr bool kTokensInShared = kRest + kHot * 4 <= kSharedBytes;
-  static constexpr bool kLocsInShared = kCluster <= 2 && kRest + kHot * 8 + kEntries * 2 <= kSharedBytes;
+  static constexpr int kList = kListed ? kEntries * 2 : 0;
+  static constexpr bool kTokensInShared = kRest + kHot * 4 + kList <= kSharedBytes;
+  static constexpr bool kLocsInShared = kCluster <= 2 && kRest + kHot * 8 + kList <= kSharedBytes;
 
   static_assert(kTopK >= 1 && kTopK <= kHot, "a call may miss top_k tokens, and each needs a slot");
   static_assert(kHot <= 32768, "slots are stored as int16");

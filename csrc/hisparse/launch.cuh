@@ -20,7 +20,9 @@ using tvm::ffi::Optional;
 using tvm::ffi::TensorView;
 
 inline void check(cudaError_t status, const char* what) {
-  if (status != cudaSuccess) TVM_FFI_THROW(RuntimeError) << what << ": " << cudaGetErrorString(status);
+  if (status == cudaSuccess) return;
+  cudaGetLastError();  // or whoever asks next, with SGLang's kernel in our place, is told of it
+  TVM_FFI_THROW(RuntimeError) << what << ": " << cudaGetErrorString(status);
 }
 
 template <typename T>
@@ -130,6 +132,7 @@ void swap_in(TensorView top_k_tokens, TensorView device_buffer_tokens, TensorVie
   p.row_bytes = static_cast<int32_t>(item_size_bytes);
   p.row = row_shape(p.host_rows, p.host_row_stride, p.device_rows, p.device_row_stride, item_size_bytes);
   p.skip_io = skip_io;
+  static_assert(!Config::kTokensInShared || sizeof(SharedMemory<Config>) <= kSharedBytes, "more than a block can have");
   launch(swap_in_kernel<Config>, p, static_cast<int>(batch) * kCluster, kThreads, kCluster,
          sizeof(SharedMemory<Config>), top_k_tokens.device());
 }

@@ -38,7 +38,7 @@ def swap_in(
     """Same arguments, same effects as :func:`sglang_hisparse_plugin.kernels.swap_in.swap_in`, unchecked."""
     batch = top_k_tokens.size(0)
     real = batch if num_real_reqs is None else min(batch, int(num_real_reqs[0]))
-    top_k_device_locs[:, :num_top_k] = -1
+    top_k_device_locs[:batch, :num_top_k] = -1
     if miss_count is not None:
         miss_count[:batch] = 0
 
@@ -50,7 +50,7 @@ def swap_in(
         slots, missed_tokens, victims = _plan(
             tokens,
             device_buffer_tokens[rid],
-            lru_slots[rid],
+            lru_slots[rid, :hot_buffer_size],
             seq_len=lengths[row],
             tail=tails[row],
             hot=hot_buffer_size,

@@ -85,6 +85,16 @@ def test_the_contract_itself_is_met() -> None:
     assert bool((arguments["top_k_device_locs"] == 0).all())
 
 
+def test_tables_may_be_wider_and_outputs_longer() -> None:
+    """What lies beyond the buffer's slots and the batch is nobody's to read or write."""
+    arguments = call(lru_slots=torch.full((REQUESTS, HOT + 2), HOT + 1, dtype=torch.int16))
+    arguments["lru_slots"][:, :HOT] = torch.arange(HOT, dtype=torch.int16)
+    arguments["top_k_device_locs"] = torch.full((2, TOP_K), 7, dtype=torch.int32)
+    kernels.swap_in(**arguments)
+    assert bool((arguments["top_k_device_locs"][1] == 7).all())
+    assert bool((arguments["lru_slots"][:, HOT:] == HOT + 1).all())
+
+
 def test_the_torch_op_is_not_chosen_silently() -> None:
     kernels._compiler.cache_clear()
     with pytest.warns(RuntimeWarning, match="device cpu runs no CUDA kernel. A plain torch implementation serves"):
