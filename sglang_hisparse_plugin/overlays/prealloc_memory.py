@@ -86,8 +86,12 @@ def _too_small(queue: Any, req: Any) -> list[str]:
     """The pools of which SGLang wants more for a request than is free, though nobody else holds any."""
     c, longest = queue.scheduler.hisparse_coordinator, importlib.import_module(upstream.DECODE).CLIP_MAX_NEW_TOKEN
     ahead = max(int(queue.num_reserved_decode_tokens), min(int(req.sampling_params.max_new_tokens), longest))
-    logical = len(req.origin_input_ids) + len(req.output_ids) + ahead
-    return memory.lacking(c, {"logical": logical, "device": int(c.padded_buffer_size) + upstream.scratch(c, None)})
+    tokens = len(req.origin_input_ids) + len(req.output_ids) + ahead
+    lacking = memory.lacking(c, {"logical": tokens, "device": int(c.padded_buffer_size) + upstream.scratch(c, None)})
+    asked = getattr(queue, "_allocatable_tokens", None)  # to 0.5.11
+    if not lacking and asked is not None and tokens > asked():
+        return ["device"]  # to 0.5.10.post1 all tokens must fit there, too
+    return lacking
 
 
 def pop_transferred(original: Any, queue: Any, *args: Any, **kwargs: Any) -> Any:

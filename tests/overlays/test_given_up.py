@@ -170,10 +170,11 @@ def test_who_was_given_up_is_expected_to_take_nothing() -> None:
     assert [req.rid for req in prealloc_memory._others(rank)] == ["b"]
 
 
-def refused(*entries: Any, coordinator: Coordinator | None = None, lacking: Any = None) -> list[str]:
+def refused(*entries: Any, coordinator: Coordinator | None = None, lacking: Any = None, **of_queue: Any) -> list[str]:
     """What an idle worker that has taken nobody tells those it refuses."""
     rank = Rank(coordinator=coordinator)
     queue = rank.disagg_decode_prealloc_queue
+    vars(queue).update(of_queue)
     queue.queue, queue.hisparse_lacking = list(entries), lacking
     prealloc_memory.pop_preallocated(lambda _queue: ([], []), queue)
     return [f"{e.req.rid}: {e.req.finished_reason.message}" for e in entries if e.req.finished_reason]
@@ -193,3 +194,10 @@ def test_who_never_fits_is_refused_though_another_waits_for_an_adapter() -> None
 def test_the_pool_that_is_too_small_is_named() -> None:
     (message,) = refused(entry("a"), coordinator=Coordinator(device=63))
     assert "device pool" in message and "logical" not in message
+
+
+def test_who_never_fits_by_what_an_older_sglang_counts_is_refused() -> None:
+    """To 0.5.10.post1 it takes nobody whose tokens find no room in the device pool, too."""
+    (message,) = refused(entry("a"), _allocatable_tokens=lambda: 571)
+    assert "device pool" in message and "logical" not in message
+    assert refused(entry("a"), _allocatable_tokens=lambda: 10_000) == []
