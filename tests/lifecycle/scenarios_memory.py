@@ -105,12 +105,17 @@ def host_full_at_staging(w: World) -> None:
 @scenario
 def device_full_after_staging(w: World) -> None:
     """The device pool has no page for a hot buffer when its transfer has ended: the request goes back to the queue."""
+    late_without_buffer(w, prompt=120, keep=0)
+
+
+def late_without_buffer(w: World, prompt: int, keep: int) -> None:
+    """A transfer ends while the device pool has `keep` pages: its `prompt` goes back to the queue, and both answer."""
     w.submit("decodes", prompt=200, output=60)
     w.run_until(lambda: decoded(w, 3, "decodes"))
-    w.submit("late", prompt=120, output=12)
+    w.submit("late", prompt, output=12)
     w.run_until(lambda: w.staging("late"))
     w.hold_staging()
-    w.pools.hold_memory("device", keep=0)
+    w.pools.hold_memory("device", keep=keep)
     w.release_staging()
     w.run_until(lambda: w.waiting("late"), limit=10)
     w.expect(w.waiting("late") == 1 and w.decoding("decodes"), "not exactly the prompt went back to the queue")

@@ -13,6 +13,7 @@ import torch
 
 from .pools import PAGE
 from .scenarios import decoded, finish, scenario
+from .scenarios_memory import late_without_buffer
 from .world import World
 
 DRAFTS = 3
@@ -21,20 +22,8 @@ DRAFTS = 3
 @scenario
 def drafts_device_full(w: World) -> None:
     """The device pool has no room for a whole buffer when a transfer has ended: the request goes back to the queue."""
-    if not _speculative(w):
-        return
-    w.submit("decodes", prompt=200, output=60)
-    w.run_until(lambda: decoded(w, 3, "decodes"))
-    w.submit("late", prompt=40, output=12)
-    w.run_until(lambda: w.staging("late"))
-    w.hold_staging()
-    w.pools.hold_memory("device", keep=1)
-    w.release_staging()
-    w.run_until(lambda: w.waiting("late"), limit=10)
-    w.expect(w.waiting("late") == 1 and w.decoding("decodes"), "not exactly the prompt went back to the queue")
-    w.pools.release_memory()
-    w.run_until(lambda: w.ends("decodes") and w.ends("late"))
-    finish(w)
+    if _speculative(w):
+        late_without_buffer(w, prompt=40, keep=1)
 
 
 @scenario
