@@ -145,14 +145,26 @@ def _abort_streaming(request: Client, rng: random.Random) -> str:
 
 
 def _abort_soon(request: Client, rng: random.Random) -> str:
-    """At any time: in the queue, in prefill, in staging, in decode, or when it has ended."""
-    timer = threading.Timer(rng.expovariate(1.0), request.abort)
-    timer.start()
+    """At any time: in the queue, in prefill, in staging, in decode, or when it has ended.
+
+    Again every second until there is an answer: an abort that overtakes its request is lost, and where the prefill
+    server alone has heard of it, the decode server waits for KV for 300 seconds.
+    """
+    answered = threading.Event()
+
+    def insist() -> None:
+        answered.wait(rng.expovariate(1.0))
+        while not answered.is_set():
+            request.abort(again=True)
+            answered.wait(1)
+
+    thread = threading.Thread(target=insist)
+    thread.start()
     try:
         return judge(request, request.generate(), aborted=True)
     finally:
-        timer.cancel()
-        timer.join()
+        answered.set()
+        thread.join()
 
 
 def _leave_streaming(request: Client, rng: random.Random) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -13,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from sglang_hisparse_plugin.demo import model, pd, pd_events, pd_probe, pd_servers
+from sglang_hisparse_plugin.demo import load, model, pd, pd_events, pd_probe, pd_servers
 from sglang_hisparse_plugin.demo.checks import Report
 from sglang_hisparse_plugin.demo.pd_servers import Pair, Transport
 from sglang_hisparse_plugin.demo.server import Server
@@ -118,6 +119,15 @@ def test_an_abort_goes_to_both_once(pair: Pair, peers: tuple[Peer, Peer]) -> Non
     threading.Timer(0.2, request.abort).start()
     assert request.generate().ended == "abort"
     assert [peer.aborts for peer in peers] == [[request.rid]] * 2
+
+
+def test_an_abort_that_the_decode_server_missed_is_sent_again(pair: Pair, peers: tuple[Peer, Peer]) -> None:
+    """It came before the request; the prefill server had heard of it, and no KV will come."""
+    for peer in peers:
+        peer.waiting = True
+    peers[0].deaf = 1
+    assert load.KINDS["abort at any time"](pair.request(PROMPT, 4), random.Random(0)) == "aborted"
+    assert len(peers[0].aborts) == 2
 
 
 def test_a_prefill_server_that_missed_the_abort_is_told_again(pair: Pair, peers: tuple[Peer, Peer]) -> None:
