@@ -21,6 +21,7 @@ DECODE = "sglang.srt.disaggregation.decode"
 MOONCAKE = "sglang.srt.disaggregation.mooncake.conn"
 POLICY = "sglang.srt.managers.schedule_policy"
 SCHEDULER = "sglang.srt.managers.scheduler"
+STREAMER = "sglang.srt.managers.scheduler_components.output_streamer"
 #: Where HiSparse's allocator is: in the first to 0.5.13, in the second from 0.5.14.
 ALLOCATORS = ("sglang.srt.mem_cache.hisparse_memory_pool", "sglang.srt.mem_cache.allocator.hisparse")
 #: Where the flag --enable-hisparse is declared: the first to 0.5.19, from 0.5.20 below the second.
@@ -283,6 +284,12 @@ def prefill_in_flight(scheduler: Any) -> bool:
     last = scheduler.last_batch
     launched = scheduler.enable_overlap and last is not None and last.forward_mode.is_extend()
     return bool(launched or scheduler.chunked_req is not None)
+
+
+def pass_in_flight(scheduler: Any) -> bool:
+    """Whether the last pass had requests of this rank: under DP attention it joins those of others with an idle batch."""
+    last = scheduler.last_batch
+    return last is not None and bool(last.reqs)
 
 
 def is_hisparse(allocator: Any) -> bool:

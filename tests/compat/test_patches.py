@@ -128,6 +128,13 @@ SLIPS = [
         "+    return isinstance(pool, (DeepSeekV4TokenToKVPool, HiSparseDSA",
         "+    return isinstance(pool, (DeepSeekV4TokenToKVPool, SparseDSA",
     ),
+    (
+        "0.5.23",
+        "replayed-token",
+        "+            if req.pd_rebootstrap_forced",
+        "+            if req.pd_rebootstrap_forced_s",
+    ),
+    ("0.5.23", "rebootstrap-room", "req.renew_bootstrap()", "req.renew_bootstraps()"),
     ("0.5.23", "checksum-drop", "coordinator.request_finished(req)", "coordinator.retract_req(req)"),
     ("0.5.23", "chunked-abort", "coordinator.request_finished(req)", "coordinator.retract_req(req)"),
     ("0.5.23", "decode-memory", "coordinator.pools_without_room(", "coordinator.pools_with_room("),

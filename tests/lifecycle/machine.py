@@ -124,7 +124,7 @@ class Machine(RuleBasedStateMachine):
         self.world = self.hunt.server()
         self.lines: list[str] = []
         self.rids: list[str] = []
-        self.over = self.paused = self.holding = self.squeezed = self.priorities = False
+        self.over = self.paused = self.holding = self.squeezed = self.priorities = self.busy = False
 
     def play(self, line: str) -> None:
         self.lines.append(line)
@@ -286,6 +286,13 @@ class DecodeMachine(Machine):
         self.play("land")
         if not self.over:
             self.play(f"run {turns}")
+
+    @precondition(lambda self: not self.over)
+    @rule()
+    def answer_late(self) -> None:
+        """The prefill worker sends KV first, and answers when it has time."""
+        self.busy = not self.busy
+        self.play("busy" if self.busy else "catch_up")
 
     @precondition(lambda self: not self.over and self.rids)
     @rule(which=st.integers(0, 11), late=st.sampled_from(["part", "land", "fail"]))

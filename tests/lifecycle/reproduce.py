@@ -17,6 +17,7 @@ from sglang_hisparse_plugin.demo import releases
 from sglang_hisparse_plugin.patching import patchfile, series
 
 from . import launch
+from .process import MODES
 
 TIMEOUT_S = 600
 SCRIPTS = Path(__file__).parent / "regressions"
@@ -64,8 +65,9 @@ def found(release: str, patches: tuple[patchfile.Patch, ...], names: list[str]) 
             return {names[0]: [HUNG] if answers == [None, None] else [t for a in answers for t in a["findings"]]}
         if names[0].startswith("decode/"):  # scripts of the state machine, for a decode worker
             texts = [(SCRIPTS / f"{name}.txt").read_text() for name in names]
-            job = [{"variant": "off", "mode": "decode-plain", "scripts": texts}]
-            return dict(zip(names, _told(env, "hunt", release, json.dumps(job))[0]["found"], strict=True))
+            job = [{"variant": "off", "mode": f"decode-{mode}", "scripts": texts} for mode in MODES]
+            told = _told(env, "hunt", release, json.dumps(job))
+            return {n: [t for part in told for t in part["found"][i]] for i, n in enumerate(names)}
         results = _told(env, "process", "off", *names)
     return {name: [text for mode in results.values() for text in _texts(mode[name])] for name in names}
 

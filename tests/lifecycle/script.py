@@ -127,6 +127,14 @@ class Story:
                 getattr(transfer, how)()
         self.do_run(1)
 
+    def do_busy(self) -> None:
+        """From now on the prefill worker answers requests later than it sends their KV."""
+        self.world.prefill.busy = True
+
+    def do_catch_up(self) -> None:
+        """It answers all that it has sent."""
+        self.world.prefill.catch_up()
+
     def do_answered(self, rid: str) -> None:
         """By now a request has ended."""
         self.world.expect(bool(self.world.ends(rid)), f"{rid} is not answered yet")
@@ -164,6 +172,7 @@ class Story:
         for rid in self.arrived:
             if w.ends(rid) == ["length"]:
                 w.expect(w.answered(rid), f"{rid} answered {list(w.requests[rid].output_ids)}")
+                w.expect(len(w.streamed(rid)) == len(w.requests[rid].output_ids), f"{rid} was not streamed to its end")
         w.expect_at_rest()
 
     # --- judging ---
@@ -173,7 +182,12 @@ class Story:
         for rid in self.arrived:
             ends = w.ends(rid)
             w.expect(len(ends) <= 1, f"{rid} ended more than once: {ends}")
-            if rid in self.aborted and rid in w.requests:
+            if rid not in w.requests:
+                continue
+            tokens, first = w.streamed(rid), w.first_token(rid)
+            right = tokens == list(range(first, first + len(tokens)))
+            w.expect(right, f"the client of {rid} was streamed {tokens}")
+            if rid in self.aborted:
                 more = len(w.requests[rid].output_ids) - self.aborted[rid]
                 w.expect(more <= AFTERMATH, f"{rid} goes on after its abort")
 

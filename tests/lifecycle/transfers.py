@@ -37,6 +37,10 @@ class Prefill:
         decode = importlib.import_module("sglang.srt.disaggregation.decode")
         self.world, self.queue = world, world.scheduler.disagg_decode_prealloc_queue
         self.transfers: list[Transfer] = []
+        self.unanswered: dict[int, str] = {}
+        """Requests that it has not answered yet, by room; until then it takes no other of that id or in that room."""
+        self.busy = False
+        """It sends KV, and answers later."""
         self.prefill_info_table = SimpleNamespace(get=lambda _: SimpleNamespace(dp_size=1, follow_bootstrap_room=False))
         self.request_status: dict[int, int] = {}
         self.prefill_response_tracker: dict[int, set[int]] = {}
@@ -70,13 +74,29 @@ class Prefill:
 
     def again(self) -> None:
         self.transfers.clear()
-        for told in (self.request_status, self.prefill_response_tracker, self.required_prefill_response_num_table):
+        known = self.request_status, self.prefill_response_tracker, self.required_prefill_response_num_table
+        for told in (*known, self.unanswered):
             told.clear()
+        self.busy = False
         self.clock.ahead = 0
 
-    def submit_prefill_recompute(self, receiver: Transfer, payload: object) -> None:
+    def submit_prefill_recompute(self, receiver: Transfer, payload: dict) -> None:
         """A retracted request's KV is computed again; also at once."""
-        assert receiver in self.transfers and payload
+        assert receiver in self.transfers and payload["bootstrap_room"] == receiver.bootstrap_room
+        known = payload["rid"] in self.unanswered.values()
+        self.world.expect(not known, f"a prefill worker that is asked again for {receiver.rid} still knows its id")
+        self.unanswered[receiver.bootstrap_room] = payload["rid"]
+
+    def answer(self, room: int) -> None:
+        """As soon as it has time."""
+        if not self.busy:
+            self.unanswered.pop(room, None)
+
+    def catch_up(self) -> None:
+        self.busy = False
+        for transfer in self.transfers:
+            if transfer.over:
+                self.answer(transfer.bootstrap_room)
 
     def is_abort_release_safe(self, room: int, _acks: int) -> bool:
         return all(t.over for t in self.transfers if t.bootstrap_room == room)
@@ -101,7 +121,13 @@ class Transfer:
     supports_host_destination = False
 
     def __init__(self, prefill: Prefill, room: int) -> None:
-        self.kv_mgr, self.bootstrap_room, self.rid = prefill, room, f"r{room - 1}"
+        self.kv_mgr, self.bootstrap_room = prefill, room
+        (req,) = (req for req in prefill.world.requests.values() if req.bootstrap_room == room)
+        self.rid = req.rid
+        known = room in prefill.unanswered
+        prefill.world.expect(not known, f"a prefill worker that is asked again for {self.rid} still knows its room")
+        if not getattr(req, "pd_rebootstrap_in_progress", False):  # a router asks both
+            prefill.unanswered[room] = req.rid
         self.bootstrap_infos = [{}]
         self.conclude_state: int | None = None
         self.abort_notified = self.over = False
@@ -174,11 +200,13 @@ class Transfer:
         self.over = True
         self.kv_mgr.prefill_response_tracker[self.bootstrap_room].add(0)
         self._now(self.kv_mgr.poll.Success)
+        self.kv_mgr.answer(self.bootstrap_room)
 
     def fail(self) -> None:
         """The prefill worker gives up; nothing more is sent."""
         self.over = True
         self._now(self.kv_mgr.poll.Failed)
+        self.kv_mgr.answer(self.bootstrap_room)
 
     def _now(self, status: int) -> None:
         """As SGLang notes it: from 0.5.20 what has failed stays so."""

@@ -48,8 +48,9 @@ class World:
         self.skipped = ""
         self.inbox: list[object] = []
         self._ends: dict[str, list[str]] = {}
+        self._streamed: dict[str, list[int]] = {}
         self._read = 0
-        """Replies of which the ends are known."""
+        """Replies of which ends and tokens are known."""
         self._decode_mem = ScheduleBatch.check_decode_mem
         self.turn = self.turns_left = 0
         self.loop = threading.Thread(target=self._go_round, daemon=True)
@@ -62,8 +63,10 @@ class World:
     def again(self) -> None:
         """Begin anew with the same scheduler, which is idle: nothing is known of what was before."""
         ScheduleBatch.check_decode_mem = self._decode_mem
-        for known in (self.requests, self.replies, self.backups, self.found, self.inbox, self._ends):
+        for known in (self.requests, self.replies, self.backups, self.found, self.inbox):
             known.clear()
+        self._ends.clear()
+        self._streamed.clear()
         self.turn = self._read = 0
         self.prefer_priority(False)
         if self.prefill:
@@ -95,7 +98,7 @@ class World:
             **dict.fromkeys(("input_embeds", "token_type_ids", "token_ids_logprob", "mm_inputs")),
             **{"rid": rid, "input_text": "", "sampling_params": sampling, "priority": priority},
             "input_ids": array("q", ids) if _wants_arrays() else ids,
-            **{"return_logprob": False, "logprob_start_len": -1, "top_logprobs_num": 0, "stream": False},
+            **{"return_logprob": False, "logprob_start_len": -1, "top_logprobs_num": 0, "stream": True},
         }
         if self.prefill:
             fields |= ADDRESS | {"bootstrap_room": 1 + len(self.requests) + len(self.inbox)}
@@ -224,15 +227,24 @@ class World:
 
     def ends(self, rid: str) -> list[str]:
         """Every end of the request that was reported, by kind."""
+        self._read_replies()
+        return self._ends.get(rid, [])
+
+    def streamed(self, rid: str) -> list[int]:
+        """The tokens that its client got, as they came."""
+        self._read_replies()
+        return self._streamed.get(rid, [])
+
+    def _read_replies(self) -> None:
         for reply in self.replies[self._read :]:
             if type(reply).__name__ == "AbortReq":
                 self._ends.setdefault(reply.rid, []).append("abort")
             elif hasattr(reply, "finished_reasons"):
-                for name, reason in zip(reply.rids, reply.finished_reasons, strict=True):
+                for name, reason, tokens in zip(reply.rids, reply.finished_reasons, reply.output_ids, strict=True):
+                    self._streamed.setdefault(name, []).extend(tokens)
                     if reason:
                         self._ends.setdefault(name, []).append(reason["type"])
         self._read = len(self.replies)
-        return self._ends.get(rid, [])
 
     def prompt_length(self, rid: str) -> int:
         """Tokens of a request that a prefill worker computes: again after a retraction, then with those it had."""
@@ -243,8 +255,13 @@ class World:
     def answered(self, rid: str) -> bool:
         """Whether the answer is exactly what the request asked for; SGLang may have cut that to its limit, or to -1."""
         req = self.requests[rid]
-        first = req.origin_input_ids[0] + len(req.origin_input_ids)
+        first = self.first_token(rid)
         return list(req.output_ids) == list(range(first, first + max(1, req.sampling_params.max_new_tokens)))
+
+    def first_token(self, rid: str) -> int:
+        """The right answer begins with it, and goes on with the next ids."""
+        prompt = self.requests[rid].origin_input_ids
+        return prompt[0] + len(prompt)
 
     # --- judging ---
 

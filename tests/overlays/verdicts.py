@@ -17,6 +17,8 @@ VERDICTS = {
     "waiting-abort    ": "- F F F D D D D D F",
     "late-transfer    ": "- D D D D D D D D F",
     "pd-retract       ": "- D D D D D D D D D",
+    "replayed-token   ": "- - - - - - - - - D",
+    "rebootstrap-room ": "- - - - - - - D D D",
     "quick-finish     ": "- D D F F F F F F F",
     "checksum-drop    ": "- - - - - - - - - D",
     "chunked-abort    ": "- - - - - - - - - D",
