@@ -49,8 +49,8 @@ def _without_the_overlays(launcher: Launcher, report: Report, pair: Pair) -> Non
         _walks(launcher, report, pair, "walks are exact")
     name = f"control: without {LATE}, KV that comes late for an aborted request breaks another's walk"
     if pair.transport.carries and checks.called_for(launcher, report, LATE, name):
-        other, *_ = pd_events.comes_late(pair, launcher.scale)
-        report.add(name, other.break_at is not None, str(other))
+        late = pd_events.comes_late(pair, launcher.scale)
+        report.add(name, late.other.break_at is not None, str(late))
     name = f"control: without {RETRACT}, a retraction ends the decode server"
     if checks.called_for(launcher, report, RETRACT, name):
         answers = walks.together(pair.decode, walks.crowd(launcher.scale, launcher.scale.slots))
@@ -76,13 +76,13 @@ def _all(launcher: Launcher, report: Report, pair: Pair) -> None:
     progress("aborts")
     pd_events.aborted_while_waiting(report, pair, scale, lambda: _under_load(launcher, report, pair))
     progress("KV for a request that is gone")
-    other, what, seconds = pd_events.comes_late(pair, scale)
+    late = pd_events.comes_late(pair, scale)
     name = "KV that comes late for an aborted request harms no other"
-    if other.exact or seconds < late_transfer.PATIENCE:
-        report.add(name, other.exact, f"{other}; {seconds:.0f} s late")
+    if late.other.exact or late.seconds < late_transfer.PATIENCE:
+        report.add(name, late.other.exact and late.meanwhile, str(late))
     else:
-        report.add(name, None, f"it came {seconds:.0f} s late on this slow machine, and is waited for less: {other}")
-    report.add("and that request is answered as aborted", what == "aborted", what)
+        report.add(name, None, f"too late, on this slow machine, to be waited for: {late}")
+    report.add("and that request is answered as aborted", late.gone == "aborted", late.gone)
     pd_events.balance(report, pair, "after that")
     lost = pair.prefills.unanswered
     name = "the prefill server answers all that it is asked"

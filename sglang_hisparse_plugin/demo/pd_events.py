@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from concurrent.futures import wait
+from concurrent.futures import Future, wait
+from dataclasses import dataclass
 from functools import partial
 
 from . import checks, load, model, probe, walks
@@ -14,7 +15,6 @@ from .server import Server, ServerFailed
 from .setup import Scale
 from .walks import Walk
 
-LAPS = 4  #: rounds of a walk in which every row that it ever needs is needed again
 SETTLED = 60  #: seconds in which who waits for a server that is gone must have an answer
 
 
@@ -35,28 +35,52 @@ def aborted_while_waiting(report: Report, pair: Pair, scale: Scale, meanwhile: C
     balance(report, pair, "after aborts")
 
 
-def comes_late(pair: Pair, scale: Scale) -> tuple[Walk, str, float]:
-    """The decode server is told to give a request up, serves others, and then the prefill server sends its KV.
+@dataclass(frozen=True)
+class Late:
+    """KV came for a request that the decode server had been told to give up, while another decoded."""
 
-    Returns:
-        The walk of another that decodes meanwhile, what became of the first, and seconds until its KV was there.
-    """
+    other: Walk
+    """Until the KV had been there for a lap, or to its end."""
+    gone: str
+    """What became of the request that was given up."""
+    seconds: float
+    """From its abort until its KV was there."""
+    meanwhile: bool
+    """The other decoded for a whole lap after that, in which every row that it ever needs is needed."""
+
+    def __str__(self) -> str:
+        return f"{self.other}; {self.seconds:.0f} s late{'' if self.meanwhile else ', after the other had ended'}"
+
+
+def comes_late(pair: Pair, scale: Scale) -> Late:
+    """The decode server is told to give a request up, serves others, and then the prefill server sends its KV."""
     gone, late = pair.apart(model.prompt(scale.crowd[1], seed=3000), 1)
-    other = pair.request(model.prompt(scale.long[-1], seed=3001), LAPS * scale.steps)  # it decodes while KV comes
-    with pair.threads(1) as pool:
+    prompt = model.prompt(scale.long[-1], seed=3001)
+    other = pair.request(prompt, scale.context - len(prompt) - 1)
+    with pair.threads(2) as pool:
         given_up = pool.submit(walks.reply, gone.generate)
         _holds_something(pair.decode)
         gone.abort()
-        since, came = time.monotonic(), 0.0
-
-        def send() -> None:
-            nonlocal came
-            walks.reply(late.generate)
-            came = time.monotonic() - since
-
+        since = time.monotonic()
         _use_up(pair, scale, but=scale.crowd[1])
-        walk = walks.of(other, walks.reply(partial(other.stream, 1, _once(send))))
-        return walk, load.judge(gone, given_up.result(), aborted=True), came
+        sent: Future[float] | None = None
+        after = 0
+
+        def send() -> float:
+            walks.reply(late.generate)
+            return time.monotonic() - since
+
+        def token() -> None:
+            nonlocal sent, after
+            sent = sent or pool.submit(send)
+            after += sent.done()
+            if after > scale.steps:
+                other.leave()
+
+        walk = walks.begun(other, walks.reply(partial(other.stream, 1, token)))
+        seconds = sent.result() if sent else 0.0
+        what = load.judge(gone, given_up.result(), aborted=True)
+        return Late(walk, what, seconds, after > scale.steps)
 
 
 def _use_up(pair: Pair, scale: Scale, but: int) -> None:

@@ -83,6 +83,12 @@ def of(request: Client, reply: Reply) -> Walk:
     return Walk(request.tokens, model.walk(request.tokens, request.steps), reply.tokens if whole else None, reply.error)
 
 
+def begun(request: Client, reply: Reply) -> Walk:
+    """The walk that a reply has begun, as far as it has come."""
+    right = model.walk(request.tokens, request.steps)[: len(reply.tokens)]
+    return Walk(request.tokens, right, None if reply.error else reply.tokens, reply.error)
+
+
 def together(server: Server, prompts: list[Prompt]) -> list[Walk]:
     """The walks of prompts that are sent at once."""
     with ThreadPoolExecutor(len(prompts)) as pool:
