@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import functools
+import logging
 import os
 from collections.abc import Callable, Collection, MutableMapping
 from dataclasses import dataclass
@@ -21,6 +23,8 @@ SKIP_VARIABLE = "SGLANG_HISPARSE_PLUGIN_SKIP"
 LOG_VARIABLE = "SGLANG_HISPARSE_PLUGIN_LOG_INTERVAL"
 TRACE_VARIABLE = "SGLANG_HISPARSE_PLUGIN_TRACE"
 TRACE_LAYERS_VARIABLE = "SGLANG_HISPARSE_PLUGIN_TRACE_LAYERS"
+#: SGLang's own from 0.5.19; heard on every release.
+RELEASE_VARIABLE = "SGLANG_DISAGGREGATION_DEFERRED_DECODE_KV_RELEASE_TIMEOUT"
 PLUGINS_VARIABLE = "SGLANG_PLUGINS"
 PLUGIN_NAME = "hisparse"
 
@@ -113,6 +117,20 @@ def read(
 def skipped() -> frozenset[str]:
     """Overlays this process leaves out, from the environment, where `Config.export` has checked and left them."""
     return frozenset(name.strip() for name in os.environ.get(SKIP_VARIABLE, "").split(",") if name.strip())
+
+
+@functools.cache
+def release_timeout(default: float) -> float:
+    """Seconds for which a PD decode worker keeps what an aborted transfer may still write to; inf: until it is over."""
+    text = os.environ.get(RELEASE_VARIABLE) or str(default)
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if seconds >= 0:
+        return seconds
+    logging.getLogger(__name__).warning("%s=%r is no number of seconds; it is %g", RELEASE_VARIABLE, text, default)
+    return default
 
 
 def allowed_by_sglang() -> bool:

@@ -7,7 +7,7 @@ import math
 import time
 from typing import Any
 
-from .. import upstream
+from .. import config, upstream
 from ..patching.outcome import Absent, Defective, Fixed, Verdict
 from ..patching.overlay import Hook, Overlay
 from ..patching.source import SourceTree
@@ -16,7 +16,8 @@ from .probing import existing, expect, expect_hookable, probe
 
 QUEUE = "DecodeTransferQueue"
 SWITCH = "SGLANG_DISAGGREGATION_DEFERRED_DECODE_KV_RELEASE"
-#: Seconds after which a transfer that nobody hears of any more is taken to be over; SGLang, from 0.5.21, waits as long.
+#: Seconds after which a transfer that nobody hears of any more is taken to be over, unless `config` says another
+#: number; SGLang, from 0.5.21, waits as long.
 PATIENCE = 30.0
 
 
@@ -57,7 +58,7 @@ def pop_transferred(original: Any, queue: Any, *args: Any, **kwargs: Any) -> Any
 def _is_over(entry: Any) -> bool:
     """The prefill worker has said that it has sent everything, or will hardly send any more."""
     now = time.monotonic()
-    entry.hisparse_deadline = getattr(entry, "hisparse_deadline", now + PATIENCE)
+    entry.hisparse_deadline = getattr(entry, "hisparse_deadline", now + config.release_timeout(PATIENCE))
     if now >= entry.hisparse_deadline:
         return True
     receiver, room = entry.kv_receiver, entry.req.bootstrap_room

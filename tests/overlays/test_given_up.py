@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from sglang_hisparse_plugin import upstream
+from sglang_hisparse_plugin import config, upstream
 from sglang_hisparse_plugin.overlays import given_up, late_transfer, prealloc_memory
 
 FAILED, SUCCESS = 0, 4
@@ -155,6 +155,24 @@ def test_all_that_was_sent_is_enough_though_the_transfer_stays_failed(responses:
     manager.prefill_response_tracker[1] = responses
     abort(rank, "a")
     assert polled(late_transfer.pop_transferred, rank) == seen
+
+
+@pytest.mark.parametrize(
+    ("seconds", "over"), [("", True), ("30", True), ("31", False), ("inf", False), ("0", True), ("soon", True)]
+)
+def test_a_transfer_that_is_heard_of_no_more_is_over_after_as_long_as_sglangs_variable_says(
+    seconds: str, over: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(config.RELEASE_VARIABLE, seconds)
+    config.release_timeout.cache_clear()
+    clock = SimpleNamespace(monotonic=lambda: clock.now, now=100.0)
+    monkeypatch.setattr(late_transfer, "time", clock)
+    rank = Rank("a")
+    abort(rank, "a")
+    assert bool(polled(late_transfer.pop_transferred, rank)) == (seconds == "0")
+    clock.now += late_transfer.PATIENCE
+    assert bool(polled(late_transfer.pop_transferred, rank)) == over
+    config.release_timeout.cache_clear()
 
 
 def test_who_was_given_up_takes_no_hot_buffer_from_those_behind() -> None:
