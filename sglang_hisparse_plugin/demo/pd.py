@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import threading
 
+from .. import installation
 from ..overlays import late_transfer
 from . import checks, load, pd_events, pd_probe, walks
 from .checks import Report
@@ -49,8 +50,9 @@ def _without_the_overlays(launcher: Launcher, report: Report, pair: Pair) -> Non
         _walks(launcher, report, pair, "walks are exact")
     name = f"control: without {LATE}, KV that comes late for an aborted request breaks another's walk"
     if pair.transport.carries and checks.called_for(launcher, report, LATE, name):
-        late = pd_events.comes_late(pair, launcher.scale)
-        report.add(name, late.other.break_at is not None, str(late))
+        told = _prefills_are_told(launcher)
+        late = pd_events.comes_late(pair, launcher.scale, told)
+        report.add(name, None if told and late.unsent else late.other.break_at is not None, str(late))
     name = f"control: without {RETRACT}, a retraction ends the decode server"
     if checks.called_for(launcher, report, RETRACT, name):
         answers = walks.together(pair.decode, walks.crowd(launcher.scale, launcher.scale.slots))
@@ -76,9 +78,12 @@ def _all(launcher: Launcher, report: Report, pair: Pair) -> None:
     progress("aborts")
     pd_events.aborted_while_waiting(report, pair, scale, lambda: _under_load(launcher, report, pair))
     progress("KV for a request that is gone")
-    late = pd_events.comes_late(pair, scale)
+    told = _prefills_are_told(launcher)
+    late = pd_events.comes_late(pair, scale, told)
     name = "KV that comes late for an aborted request harms no other"
-    if late.other.exact or late.seconds < late_transfer.PATIENCE:
+    if told and late.unsent:
+        report.add(name, None, str(late))
+    elif late.other.exact or late.seconds < late_transfer.PATIENCE:
         report.add(name, late.other.exact and late.meanwhile, str(late))
     else:
         report.add(name, None, f"too late, on this slow machine, to be waited for: {late}")
@@ -90,6 +95,12 @@ def _all(launcher: Launcher, report: Report, pair: Pair) -> None:
     progress("the prefill server is ended and started anew")
     pd_events.prefill_restarted(report, pair, scale)
     pd_events.balance(report, pair, "at the end")
+
+
+def _prefills_are_told(launcher: Launcher) -> bool:
+    """Of aborts, by the decode server; from 0.5.13. What they have not begun to send they never send then."""
+    tree = installation.find(launcher.target.root).tree
+    return tree.mentions("sglang.srt.disaggregation.common.conn", "ABORT")
 
 
 def _walks(launcher: Launcher, report: Report, pair: Pair, name: str) -> None:

@@ -47,13 +47,21 @@ class Late:
     """From its abort until its KV was there."""
     meanwhile: bool
     """The other decoded for a whole lap after that, in which every row that it ever needs is needed."""
+    unsent: str = ""
+    """The prefill server's answer, if it is an error, and it sent nothing."""
 
     def __str__(self) -> str:
+        if self.unsent:
+            return f"the prefill server knows, and sends nothing: {self.unsent[:120]}; the other is {self.other}"
         return f"{self.other}; {self.seconds:.0f} s late{'' if self.meanwhile else ', after the other had ended'}"
 
 
-def comes_late(pair: Pair, scale: Scale) -> Late:
-    """The decode server is told to give a request up, serves others, and then the prefill server sends its KV."""
+def comes_late(pair: Pair, scale: Scale, told: bool) -> Late:
+    """The decode server is told to give a request up, serves others, and then the prefill server sends its KV.
+
+    Args:
+        told: it has told the prefill server, which is waited for no longer than the other request takes.
+    """
     gone, late = pair.apart(model.prompt(scale.crowd[1], seed=3000), 1)
     prompt = model.prompt(scale.long[-1], seed=3001)
     other = pair.request(prompt, scale.context - len(prompt) - 1)
@@ -63,12 +71,12 @@ def comes_late(pair: Pair, scale: Scale) -> Late:
         gone.abort()
         since = time.monotonic()
         _use_up(pair, scale, but=scale.crowd[1])
-        sent: Future[float] | None = None
+        sent: Future[tuple[float, str]] | None = None
         after = 0
 
-        def send() -> float:
-            walks.reply(late.generate)
-            return time.monotonic() - since
+        def send() -> tuple[float, str]:
+            reply = walks.reply(late.generate)
+            return time.monotonic() - since, reply.error or "aborted" * (reply.ended == "abort")
 
         def token() -> None:
             nonlocal sent, after
@@ -78,9 +86,11 @@ def comes_late(pair: Pair, scale: Scale) -> Late:
                 other.leave()
 
         walk = walks.begun(other, walks.reply(partial(other.stream, 1, token)))
-        seconds = sent.result() if sent else 0.0
+        if told:
+            late.abort()
+        seconds, unsent = sent.result() if sent else (0.0, "")
         what = load.judge(gone, given_up.result(), aborted=True)
-        return Late(walk, what, seconds, after > scale.steps)
+        return Late(walk, what, seconds, after > scale.steps, unsent)
 
 
 def _use_up(pair: Pair, scale: Scale, but: int) -> None:
