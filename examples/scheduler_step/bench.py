@@ -37,16 +37,13 @@ from sglang_hisparse_plugin.patching import engine
 from sglang_hisparse_plugin.patching.hooker import WraptHooker
 from sglang_hisparse_plugin.patching.outcome import Applied
 
-COST = ("cpu-sync", "index-upload")
 START = time.perf_counter()
 WARM_UP = 3  # steps before timed ones
 MEMORY = ("retract-order", "retract-once", "decode-memory")
 WAYS = {
     "SGLang": (),
-    "cpu-sync": ("cpu-sync",),
     "index-upload": ("index-upload",),
-    "both": COST,
-    "both, decode-memory": (*COST, *MEMORY),
+    "index-upload, decode-memory": ("index-upload", *MEMORY),
 }
 
 
@@ -167,7 +164,7 @@ def say(what: str) -> None:
 def applied(ledger: engine.Ledger) -> dict[str, tuple[str, ...]]:
     """Put the overlays in; the ways that differ on this release."""
     importlib.import_module("sglang.srt.managers.scheduler")
-    wanted = [overlay for overlay in OVERLAYS if overlay.id in {*COST, *MEMORY}]
+    wanted = [overlay for overlay in OVERLAYS if overlay.id in {"index-upload", *MEMORY}]
     tree = installation.find().tree
     engine.apply(wanted, tree, engine.plan(wanted, tree), lambda _target: WraptHooker(), ledger)
     engine.verify(wanted, ledger)

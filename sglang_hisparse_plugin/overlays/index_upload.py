@@ -9,12 +9,13 @@ from typing import Any
 from .. import upstream
 from ..patching.outcome import Defective, Fixed, Verdict
 from ..patching.overlay import Hook, Overlay
-from ..patching.source import FunctionSource, SourceTree
+from ..patching.source import SourceTree
 from .meanwhile import meanwhile
 from .probing import existing, expect, expect_hookable, probe
 
 METHOD = "_eager_backup_previous_token"
-#: Host slots that the backup writes to; up to 0.5.12, where the host pool has no pages, they are sent there, too.
+WAITS = "device_module.current_stream().wait_stream"
+#: Host slots that the backup writes to.
 SENT = ["host_locs.to(device=self.device)"]
 
 
@@ -24,28 +25,14 @@ def judge(tree: SourceTree) -> Verdict:
     made = backup.calls("torch.tensor")
     lists = [ast.unparse(argument) for call in made for argument in call.args]
     expect(lists == ["backup_indices"], "torch.tensor(backup_indices, ...), once", "; ".join(lists) or "no such call")
+    if not any(call.lineno < made[0].lineno for call in backup.all_calls() if ast.unparse(call.func) == WAITS):
+        return Fixed("the stream that sends the list has not been told to wait for the forward pass")
+    device = [ast.unparse(keyword.value) for keyword in made[0].keywords if keyword.arg == "device"]
+    expect(device == ["self.device"], "torch.tensor(..., device=self.device)", ast.unparse(made[0]))
     sent = [call for call in backup.all_calls() if isinstance(call.func, ast.Attribute) and call.func.attr == "to"]
-    if _says(made[0], "pin_memory", "True"):
-        late = [ast.unparse(call) for call in sent if not _says(call, "non_blocking", "True")]
-        expect(bool(sent) and not late, ".to(..., non_blocking=True)", "; ".join(late) or "no such call")
-        _expect_pinned(backup, sent, made[0])
-        return Fixed("the list of positions is sent from pinned memory")
-    expect(_says(made[0], "device", "self.device"), "torch.tensor(..., device=self.device)", ast.unparse(made[0]))
-    expect([ast.unparse(call) for call in sent] in ([], SENT), " or ".join(["nothing", *SENT]), f"{len(sent)} to(...)")
+    expect([ast.unparse(call) for call in sent] == SENT, SENT[0], f"{len(sent)} to(...)")
     expect_hookable(backup, "self", more=True)
-    return Defective("a decode step makes a tensor on the device of a list, and waits until it is there")
-
-
-def _says(call: ast.Call, name: str, value: str) -> bool:
-    return any(keyword.arg == name and ast.unparse(keyword.value) == value for keyword in call.keywords)
-
-
-def _expect_pinned(backup: FunctionSource, sent: list[ast.Call], made: ast.Call) -> None:
-    """Each tensor that is sent is the one that was `made`, or made pinned on the spot."""
-    for call in sent:
-        assert isinstance(call.func, ast.Attribute)
-        pinned = call.func.value is made or ast.unparse(call.func.value).endswith(".pin_memory()")
-        expect(pinned, "only pinned memory sent", ast.unparse(call))
+    return Defective("a decode step sends a list by a stream that waits for the forward pass, and waits for it")
 
 
 def backup_previous_token(original: Any, coordinator: Any, *args: Any, **kwargs: Any) -> Any:
@@ -81,18 +68,18 @@ def _send(pinned: Any, device: Any) -> Any:
 
 OVERLAY = Overlay(
     id="index-upload",
-    symptom="every decode step waits until a short list has arrived on the device",
+    symptom="every decode step waits for the forward pass of the step before, as if there were no overlap",
     why=(
         "To back up the last token of each request, a step makes a tensor on the device of a list of positions, and "
-        "up to 0.5.12 sends the host slots there, too. Both copy from pageable memory and wait for the scheduler's "
-        "stream; to 0.5.10.post1 that stream has just been told to wait for the forward pass, so that nothing "
-        "overlaps with it any more. The hook has both sent from fresh pinned memory, in stream order."
+        "sends the host slots there. Both copy from pageable memory and wait for the scheduler's stream, which has "
+        "just been told to wait for the forward pass. The hook has both sent from fresh pinned memory, in stream "
+        "order. From 0.5.11 on the scheduler's stream waits for no pass, and to send them otherwise saves nothing."
     ),
-    loses="the scheduler waits for the device in every decode step, up to 0.5.10.post1 for the whole forward pass",
+    loses="the scheduler waits for the whole forward pass in every decode step",
     rows=("index-upload",),
     origin="sgl-project/sglang#37082",
-    remove_when="0.5.22 is the oldest supported release",
-    fixed_since="0.5.22",
+    remove_when="0.5.11 is the oldest supported release",
+    fixed_since="0.5.11",
     probe=judge,
     hooks=lambda tree: (Hook(existing(upstream.coordinator_method(tree, METHOD), "").target, backup_previous_token),),
 )

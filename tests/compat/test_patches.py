@@ -117,7 +117,6 @@ SLIPS = [
     (OLD, "length-limit", "allocator.size_full", "allocator.size"),
     (OLD, "prealloc-memory", "self._hold_back_without_room() if", "self._hold_back_with_room() if"),
     (OLD, "index-upload", ").to(self.device, non_blocking=True)", ").to(self.device)"),
-    (OLD, "cpu-sync", "torch.tensor([req.req_pool_idx for req in self.reqs]),", "self.req_pool_indices.cpu(),"),
     ("0.5.23", "tp-ready", "self.tp_world_size == 1 and", "self.tp_world_size > 1 and"),
     ("0.5.23", "pp-layer", "layer_id -= self", "layer_id += self"),
     ("0.5.23", "pause-staged", "coordinator.ack_staging_queue", "coordinator.ack_queue"),

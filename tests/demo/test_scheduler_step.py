@@ -17,5 +17,5 @@ def test_it_measures(tmp_path: Path) -> None:
     (release,) = json.loads((tmp_path / "record").read_text())["releases"]
     assert release["sglang"] == "0.5.12" and release["wrong_rows"] == 0 < release["rows_checked"]
     ((cell),) = release["cells"]
-    assert [*cell["ways"]] == ["SGLang", "cpu-sync", "index-upload", "both", "both, decode-memory"]
+    assert [*cell["ways"]] == ["SGLang", "index-upload, decode-memory"]
     assert all(len(times["host_us"]) == 3 for times in cell["ways"].values())

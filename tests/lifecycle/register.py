@@ -81,10 +81,7 @@ DEFECTS: dict[str, tuple[tuple[tuple[str, ...], str], ...]] = {
     "abort-transferred": ((ALL, DECODED),),
     "abort-everything": ((ALL, "gone ended as [], not as aborted once"),),
     "abort-slow-transfer": ((ALL, DECODED),),
-    "step-without-waiting": (
-        (_span("0.5.10", "0.5.12"), "a step reads from the device: cpu"),
-        (_span("0.5.13", "0.5.20"), "a step waits for what it sends to the device: tensor"),
-    ),
+    "step-without-waiting": ((OLD, "a step waits for the forward pass: tensor"),),
 }
 
 

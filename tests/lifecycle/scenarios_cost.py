@@ -9,7 +9,7 @@ from .world import World
 
 @scenario
 def step_without_waiting(w: World) -> None:
-    """Whoever comes and goes, no step waits for the device, and each is told its requests' slots in order."""
+    """Whoever comes and goes, no step waits for the pass under way, and each is told its requests' slots in order."""
     watch = Watch(w)
     w.submit("grows", prompt=110, output=40)
     w.submit("victim", prompt=250, output=30)

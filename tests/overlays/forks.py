@@ -69,25 +69,9 @@ SPECULATIVE = (
     Fork("speculative-guard", "pools elsewhere", GUARD, POOLS, BUILD, "def _init_pools", "def _build", "_init_pools"),
 )
 
-MAP, PREPARE = "HiSparseCoordinator.map_last_loc_to_buffer", "ScheduleBatch.prepare_for_decode"
 BACKUP = "HiSparseCoordinator._eager_backup_previous_token"
 COST = (
-    Fork(
-        "cpu-sync",
-        "another copy",
-        OLD,
-        COORDINATOR,
-        MAP,
-        "indices.cpu()",
-        'indices.to("cpu")',
-        "req_pool_indices.cpu()",
-    ),
-    Fork(
-        "cpu-sync", "the caller copies", NEW, BATCH, PREPARE, "indices_cpu,", "indices.cpu(),", "req_pool_indices.cpu()"
-    ),
-    Fork("cpu-sync", "another argument", OLD, BATCH, PREPARE, "(self)", "(self, more)", "more"),
     Fork("index-upload", "another device", OLD, COORDINATOR, BACKUP, "device=self.device", "device=0", "device=0"),
-    Fork("index-upload", "waits", NEW, COORDINATOR, BACKUP, "non_blocking=True", "non_blocking=False", "non_blocking"),
     Fork(
         "index-upload",
         "sends more",
@@ -96,7 +80,7 @@ COST = (
         BACKUP,
         "if not backup",
         "seq_lens.to(0)\n        if not backup",
-        "2 to",
+        "2 to(",
     ),
 )
 
