@@ -94,7 +94,11 @@ def rate(streams: list[Stream]) -> float:
     for stream in streams:
         inside = [(when, count) for when, count in stream.arrivals if begin <= when <= end]
         if len(inside) < 2 or inside[0][0] == inside[-1][0]:
-            raise ValueError(f"too few tokens for {len(streams)} requests to decode at the same time: ask for more")
+            start = min(stream.arrivals[0][0] for stream in streams)
+            raise ValueError(
+                f"too few tokens for {len(streams)} requests to decode at the same time: ask for more. Seconds of each "
+                + ", ".join(f"{s.arrivals[0][0] - start:.1f}-{s.arrivals[-1][0] - start:.1f}" for s in streams)
+            )
         total += (inside[-1][1] - inside[0][1]) / (inside[-1][0] - inside[0][0])
     return total
 
