@@ -40,7 +40,7 @@ def get_new_batch_prefill(original: Any, scheduler: Any, *args: Any, **kwargs: A
         result = original(scheduler, *args, **kwargs)
     finally:
         del allocator.hisparse_admission
-    idle = not admission.holders and scheduler.last_batch is None
+    idle = not admission.holders and not upstream.pass_in_flight(scheduler)
     if idle and not admission.admitted and admission.refused:
         req, lacking = admission.refused
         upstream.refuse(scheduler, req, f"The request can never be served. {memory.too_small(c, lacking)}")

@@ -121,7 +121,7 @@ def _is_idle(scheduler: Any) -> bool:
     transfers = scheduler.disagg_decode_transfer_queue
     deferred = getattr(transfers, "has_pending_deferred_releases", bool)()
     busy = scheduler.running_batch.reqs or scheduler.waiting_queue or transfers.queue or deferred
-    return not busy and scheduler.last_batch is None
+    return not busy and not upstream.pass_in_flight(scheduler)
 
 
 OVERLAY = Overlay(

@@ -63,10 +63,11 @@ def environment(sglang: Path) -> dict[str, str]:
     }
 
 
-def start(*extra: str, rank: int = 0):
+def start(*extra: str, rank: int = 0, group: int | None = None):
     """The scheduler of this process, built as `run_scheduler_process` builds it; `extra` are more server arguments.
 
-    `rank` is its tensor-parallel rank, for which `extra` must say how many there are and where they meet.
+    `rank` is its tensor-parallel rank, for which `extra` must say how many there are and where they meet; `group` is
+    that of its DP attention.
     """
     import torch
 
@@ -86,7 +87,7 @@ def start(*extra: str, rank: int = 0):
         "server_args": server_args,
         "port_args": PortArgs.init_new(server_args),
         "pipe_writer": SimpleNamespace(send=None),
-        "dp_rank": None,
+        "dp_rank": group,
         "tp_rank": rank,
     }
     names = inspect.signature(module.run_scheduler_process).parameters

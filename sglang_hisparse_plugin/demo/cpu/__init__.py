@@ -25,6 +25,8 @@ STAND_INS = {
     "indexer": "the DSA indexer's forward pass: plain torch, without its Hadamard rotation",
     "swap_in": "the swap-in kernel, SGLang's and the plugin's alike: the package's reference in plain torch; SGLang's "
     "for a verification, from 0.5.22: plain torch, which chooses other rows to replace",
+    "groups": "gather and scatter over ranks, for DP attention: SGLang's own methods by way of gloo, not its "
+    "operators, which are registered for CUDA alone",
     "transfers": "KV copies between host and device, and the write of new rows into the MLA buffer: numpy and torch",
     "model_runner": "the construction of the HiSparse coordinator on 0.5.11 to 0.5.17, where SGLang's model runner "
     "does it only on CUDA: the demo builds SGLang's class with the arguments that SGLang would give it",

@@ -17,6 +17,12 @@ def adapt_top_k(module: ModuleType) -> None:
         setattr(module, function.__name__, function)
 
 
+def adapt_backend(module: ModuleType) -> None:
+    """Pad a decode step as on a GPU: from 0.5.19 SGLang has another name for how on a CPU, which this backend lacks."""
+    backend = module.DeepseekSparseAttnBackend
+    backend.get_cpu_graph_seq_len_fill_value = backend.get_cuda_graph_seq_len_fill_value
+
+
 def flash_mla_sparse_fwd(  # noqa: PLR0917 (SGLang's signature)
     q: Any,
     kv: Any,

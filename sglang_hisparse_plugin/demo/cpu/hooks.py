@@ -15,6 +15,7 @@ import wrapt
 #: module -> (our module, our function that is called with it once it is imported)
 _AFTER_IMPORT = {
     "torch": ("torch_cpu", "adapt"),
+    "sglang.srt.distributed.parallel_state": ("groups", "adapt"),
     "sglang.srt.mem_cache.hisparse_memory_pool": ("transfers", "adapt"),
     "sglang.srt.mem_cache.memory_pool": ("transfers", "adapt_pool"),
     "sglang.srt.mem_cache.memory_pool_host": ("transfers", "adapt"),
@@ -26,6 +27,7 @@ _AFTER_IMPORT = {
     "sglang.srt.layers.attention.triton_ops.pad": ("indexer", "adapt_lengths"),
     "sglang.kernels.ops.attention.utils": ("indexer", "adapt_lengths"),
     "sglang.kernels.ops.attention.pad": ("indexer", "adapt_lengths"),
+    "sglang.srt.layers.attention.dsa_backend": ("attention", "adapt_backend"),
     "sglang.srt.arg_groups.speculative_hook": ("speculative", "adapt_overlap"),
     "sglang.srt.speculative.eagle_utils": ("speculative", "adapt"),
     "sglang.srt.speculative.eagle_info_v2": ("speculative", "adapt"),

@@ -26,13 +26,14 @@ def _coordinator(runner: Any) -> Any:
     from sglang.srt.mem_cache.sparsity import parse_hisparse_config
 
     config = parse_hisparse_config(runner.server_args)
+    ranks = runner.attention_tp_group if runner.server_args.enable_dp_attention else runner.tp_group
     arguments = {
         "req_to_token_pool": runner.req_to_token_pool,
         "token_to_kv_pool_allocator": runner.token_to_kv_pool_allocator,
         "top_k": runner.model_config.hf_text_config.index_topk,
         "device_buffer_size": config.device_buffer_size,
         "device": runner.device,
-        "tp_group": runner.tp_group.cpu_group,
+        "tp_group": ranks.cpu_group,
         "host_to_device_ratio": config.host_to_device_ratio,
     }
     known = inspect.signature(HiSparseCoordinator.__init__).parameters
