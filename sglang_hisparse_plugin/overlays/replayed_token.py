@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 from typing import Any
 
 from .. import upstream
 from ..patching.outcome import Absent, Defective, Fixed, Verdict
 from ..patching.overlay import Hook, Overlay
 from ..patching.source import SourceTree
-from .probing import existing, expect_hookable, expect_no_callee_looks_at, looks_at, probe
+from .probing import conjuncts, existing, expect, expect_hookable, expect_no_callee_looks_at, looks_at, probe
 
 STREAMER = "SchedulerOutputStreamer"
 HELD = "pd_rebootstrap_forced_output_id"
@@ -21,8 +22,10 @@ def judge(tree: SourceTree) -> Verdict:
         return Absent("a retraction takes no token back")
     name = f"{STREAMER}._stream_output_generation"
     generation = existing(tree.function(upstream.STREAMER, name), name)
-    if looks_at(generation, HELD):
-        return Fixed(f"{name} looks at {HELD}")
+    skips = [node for node in ast.walk(generation.node) if isinstance(node, ast.Continue)]
+    if any(f"req.{HELD} is not None" in conjuncts(generation.guards(skip)) for skip in skips):
+        return Fixed(f"{name} leaves out who has a token held back")
+    expect(not looks_at(generation, HELD), f"continue if req.{HELD} is not None", f"{HELD} looked at otherwise")
     expect_no_callee_looks_at(tree, generation, HELD, f"at {HELD}")
     stream = existing(tree.function(upstream.STREAMER, f"{STREAMER}.stream_output"), f"{STREAMER}.stream_output")
     expect_hookable(stream, "self", "reqs", "return_logprob", "skip_req")
