@@ -26,7 +26,7 @@ from rich.table import Table
 from rich.text import Text
 
 from .. import __version__, installation, provenance, upstream
-from ..demo import checks, cpu, load, model, pd, ranks, releases, server, speculation
+from ..demo import checks, cpu, dp, load, model, pd, ranks, releases, server, speculation
 from ..demo.model import Draft
 from ..demo.setup import BACKENDS, SCALES, Launcher, Scale, Target, Variant
 
@@ -47,6 +47,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=1,
         metavar="N",
         help="tensor-parallel ranks, a GPU each: 1 (default) or 2",
+    )
+    parser.add_argument(
+        "--dp",
+        type=int,
+        choices=(1, 2),
+        default=1,
+        metavar="N",
+        help="ranks of DP attention, each with requests of its own; 2 stands for --tp 2 as well",
     )
     which = parser.add_mutually_exclusive_group()
     which.add_argument(
@@ -118,7 +126,10 @@ def _orderly_end() -> Iterator[None]:
 
 def _demo(options: argparse.Namespace, console: Console) -> int:
     """`console`: for progress and remarks; the result goes to stdout."""
+    options.tp = max(options.tp, options.dp)
     _require(options.device, options.tp)
+    if options.dp > 1 and (options.speculative or options.pd):
+        raise _CannotRun("--dp goes with --load alone; take it without --speculative and --pd")
     if options.seed is not None and options.load is None:
         raise _CannotRun("--seed goes with --load")
     if options.load is not None and not 0 < options.load < float("inf"):
@@ -140,7 +151,9 @@ def _demo(options: argparse.Namespace, console: Console) -> int:
     if options.json:
         print(
             json.dumps(
-                _summary(options.device, options.tp, reports) | {"variant": variant and asdict(variant)}, indent=2
+                _summary(options.device, options.tp, reports)
+                | {"dp": options.dp, "variant": variant and asdict(variant)},
+                indent=2,
             )
         )
     else:
@@ -241,13 +254,15 @@ def _run(
         weights = _write_models(work, scale, [Draft.HALF, Draft.WRONG] if variant else [])
 
         def one(target: Target, say: Say) -> checks.Report:
-            launcher = Launcher(target, scale, weights, work, say, variant or Variant(), options.tp)
+            launcher = Launcher(target, scale, weights, work, say, variant or Variant(), options.tp, options.dp)
             if options.load is not None:
                 return load.run(launcher, options.load, options.seed or 0)
             if variant:
                 return speculation.run(launcher, options.quick)
             if options.pd:
                 return pd.run(launcher)
+            if options.dp > 1:
+                return dp.run(launcher)
             return ranks.run(launcher) if options.tp > 1 else checks.run(launcher)
 
         # a GPU holds one server at a time; on a CPU most of a server's start is waiting for imports

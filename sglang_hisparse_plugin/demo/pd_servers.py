@@ -77,7 +77,7 @@ class Decode(Server):
     def client(self, tokens: list[int], steps: int, rid: str | None = None) -> Client:
         return self.pair.request(tokens, steps, rid)
 
-    def generate(self, tokens: list[int], steps: int, rid: str | None = None) -> Answer:
+    def generate(self, tokens: list[int], steps: int, rid: str | None = None, rank: int | None = None) -> Answer:
         reply = self.client(tokens, steps, rid).generate()
         if reply.error or not reply.ended:
             raise ConnectionError(reply.error or "half an answer")

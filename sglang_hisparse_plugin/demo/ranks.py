@@ -32,7 +32,7 @@ def run(launcher: Launcher) -> Report:
         servers.begin()
         took: list[float] = []
         parts: list[checks.Part] = [
-            (WITHOUT, lambda: _without_hisparse(launcher, report, servers.up(without))),
+            (WITHOUT, lambda: without_hisparse(launcher, report, servers.up(without))),
             (WITH, lambda: took.append(_with_plugin(launcher, report, servers.up(with_plugin)))),
             (CONTROL, lambda: _without_the_overlay(launcher, report, servers.up(control), MANY * max(took, default=0))),
         ]
@@ -40,7 +40,8 @@ def run(launcher: Launcher) -> Report:
     return report
 
 
-def _without_hisparse(launcher: Launcher, report: Report, up: Up) -> None:
+def without_hisparse(launcher: Launcher, report: Report, up: Up) -> None:
+    """What the walks are compared with: that this SGLang makes them on these ranks."""
     with up as server:
         launcher.progress("without-hisparse: long walks")
         answers = [walks.ask(server, *each) for each in walks.long(launcher.scale)]

@@ -113,8 +113,11 @@ class Server:
         """A request to it, not yet sent."""
         return Client(f"http://127.0.0.1:{self.port}", rid or uuid.uuid4().hex, tokens, steps, self.patience)
 
-    def generate(self, tokens: list[int], steps: int, rid: str | None = None) -> Answer:
+    def generate(self, tokens: list[int], steps: int, rid: str | None = None, rank: int | None = None) -> Answer:
         """The `steps` tokens that greedy decoding appends.
+
+        Args:
+            rank: of DP attention, whose request it is; None: the server chooses.
 
         Raises:
             OSError: no answer: the server died, refused, or took longer than it had to start.
@@ -125,6 +128,8 @@ class Server:
         }
         if rid:
             body["rid"] = rid
+        if rank is not None:
+            body["routed_dp_rank"] = rank
         answer = self._ask("/generate", self.patience, json.dumps(body).encode())
         meta = answer.get("meta_info", {})
         return Answer([int(token) for token in answer["output_ids"]], int(meta.get("spec_verify_ct", 0)))

@@ -124,6 +124,8 @@ class Launcher:
     variant: Variant = Variant()
     tp: int = 1
     """Tensor-parallel ranks."""
+    dp: int = 1
+    """With DP attention as many of them as have requests of their own; all, or 1: without."""
 
     def server(
         self,
@@ -207,6 +209,8 @@ class Launcher:
     def _parallelism(self) -> list[str]:
         """Sums over ranks by NCCL or gloo alone: SGLang's other ways need kernels and links that not every host has."""
         flags = [f"--tp-size={self.tp}", "--disable-custom-all-reduce"]
+        if self.dp > 1:
+            flags += [f"--dp-size={self.dp}", "--enable-dp-attention"]
         return [*flags, "--enforce-disable-flashinfer-allreduce-fusion"]
 
     def _renamed_flags(self) -> list[str]:

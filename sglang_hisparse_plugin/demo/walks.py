@@ -59,11 +59,11 @@ def first_step_beyond(tokens: list[int], hot_buffer: int) -> tuple[int, int]:
     return next((step, position) for step, position in needed if position > hot_buffer)
 
 
-def ask(server: Server, tokens: list[int], steps: int, rid: str | None = None) -> Walk:
-    """The walk that the server makes of a prompt."""
+def ask(server: Server, tokens: list[int], steps: int, rid: str | None = None, rank: int | None = None) -> Walk:
+    """The walk that the server makes of a prompt; see `Server.generate`."""
     right = model.walk(tokens, steps)
     try:
-        answer = server.generate(tokens, steps, rid)
+        answer = server.generate(tokens, steps, rid, rank)
     except OSError as error:
         return Walk(tokens, right, None, str(error) or type(error).__name__)
     return Walk(tokens, right, answer.tokens, verifications=answer.verifications)

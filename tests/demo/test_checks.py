@@ -39,7 +39,7 @@ class FakeServer:
     def __exit__(self, *_: object) -> None:
         pass
 
-    def generate(self, tokens: list[int], steps: int, rid: str | None = None) -> Answer:
+    def generate(self, tokens: list[int], steps: int, rid: str | None = None, rank: int | None = None) -> Answer:
         return Answer(self.answer(tokens, steps, rid), self.verifications(steps))
 
     def verifications(self, steps: int) -> int:
@@ -74,7 +74,7 @@ class FakeLauncher:
 
     scale = SCALE
     target = setup.Target("fake", Path("nowhere"))
-    tp = 1
+    tp = dp = 1
 
     def __init__(self, kind: type[FakeServer], off: type[FakeServer]) -> None:
         self.kind, self.off = kind, off

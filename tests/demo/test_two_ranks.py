@@ -7,8 +7,8 @@ from collections.abc import Callable
 import pytest
 from test_checks import LOG, PLAN, POOLS, Dead, FakeLauncher, FakeServer, failed
 
-from sglang_hisparse_plugin.demo import checks, ranks
-from sglang_hisparse_plugin.demo.server import ServerFailed
+from sglang_hisparse_plugin.demo import checks, dp, ranks
+from sglang_hisparse_plugin.demo.server import Answer, ServerFailed
 from sglang_hisparse_plugin.demo.side_by_side import SideBySide
 from sglang_hisparse_plugin.demo.walks import Walk
 from sglang_hisparse_plugin.patching.outcome import Applied
@@ -96,6 +96,35 @@ def test_a_server_that_dies_instead_of_hanging_fails_the_control(run: Callable[.
         alive = False
 
     assert failed(run(off=Died)) == [ranks.CONTROL]
+
+
+class Apart(Launcher):
+    dp = 2
+
+
+class Routed(Good):
+    """Notes whose request each is, and answers those of one rank wrong."""
+
+    bad: int | None = None
+    asked: list[int | None]
+
+    def generate(self, tokens: list[int], steps: int, rid: str | None = None, rank: int | None = None) -> Answer:
+        type(self).asked.append(rank)
+        answer = super().generate(tokens, steps, rid)
+        return Answer([*answer.tokens[:-1], 0], 0) if rank is not None and rank == self.bad and not rid else answer
+
+
+@pytest.mark.parametrize("bad", [None, 0, 1])
+def test_each_rank_of_dp_attention_is_asked(monkeypatch: pytest.MonkeyPatch, bad: int | None) -> None:
+    class Server(Routed):
+        asked: list[int | None] = []  # noqa: RUF012
+
+    Server.bad = bad
+    monkeypatch.setattr(checks, "planned", lambda launcher: {**PLAN, "tp-ready": Applied("d")})
+    report = dp.run(Apart(Server, Hangs))  # type: ignore[arg-type]
+    wrong = [] if bad is None else [f"walks on rank {bad} are exact while no other has requests"]
+    assert failed(report) == wrong
+    assert {0, 1} <= set(Server.asked)
 
 
 class Counted:

@@ -1,4 +1,4 @@
-"""Two tensor-parallel ranks of the real server walk exactly; its own controls are part of what it reports."""
+"""Two ranks of the real server walk exactly, by tensor parallelism and DP attention; controls are in the report."""
 
 from __future__ import annotations
 
@@ -31,6 +31,15 @@ def test_two_ranks(release: str, tmp_path: Path) -> None:
     assert [passed for name, passed in made.items() if "never answered" in name] == [True]
 
 
+@pytest.mark.long
+@pytest.mark.parametrize("release", RELEASES)
+def test_two_ranks_with_requests_of_their_own(release: str, tmp_path: Path) -> None:
+    made = {str(check["name"]) for check in ranks("--dp=2", f"--release={release}", work=tmp_path)}
+    assert {f"walks on rank {rank} are exact while no other has requests" for rank in (0, 1)} <= made
+    assert sum("on rank 1 alone" in name for name in made) == 2
+
+
 @pytest.mark.gpu
-def test_two_gpus(tmp_path: Path) -> None:
-    ranks("--device=cuda", work=tmp_path)
+@pytest.mark.parametrize("how", [[], ["--dp=2"]], ids=["tensor-parallel", "dp-attention"])
+def test_two_gpus(how: list[str], tmp_path: Path) -> None:
+    ranks("--device=cuda", *how, work=tmp_path)
