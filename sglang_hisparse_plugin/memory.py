@@ -8,6 +8,7 @@ the whole buffer was there from the first one on, and host slots for all positio
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import Any
 
 from . import upstream
@@ -26,29 +27,28 @@ def step(coordinator: Any, reqs: Sequence[Any], ahead: int = 0) -> dict[str, int
     Args:
         ahead: positions past its tokens for which a step that speculates has slots; 0 without speculation.
     """
-    device = host = 0
-    for req in reqs:
-        slot, tokens = upstream.slot(req), upstream.allocated_len(req)
-        if ahead:
-            host += _drafted(coordinator, req, max(tokens, upstream.committed_len(req) + ahead))
-        else:
-            device += max(0, hot_buffer(coordinator, tokens + 1) - int(coordinator.req_device_buffer_size[slot]))
-            host += _copied(coordinator, slot, tokens)
-    return {"device": device, "host": host}
+    c = coordinator
+    slots, lengths = [upstream.slot(req) for req in reqs], [upstream.allocated_len(req) for req in reqs]
+    if ahead:
+        held = [upstream.host_slots_held(c, req) for req in reqs]
+        return {"device": 0, "host": sum(map(partial(_drafted, c, ahead), reqs, lengths, held))}
+    buffers, whole = c.req_device_buffer_size[slots].tolist(), int(c.padded_buffer_size)
+    growing = [(tokens, size) for tokens, size in zip(lengths, buffers, strict=True) if size < whole]
+    device = sum(max(0, hot_buffer(c, tokens + 1) - size) for tokens, size in growing)
+    return {"device": device, "host": _copied(c, slots, lengths)}
 
 
-def _drafted(coordinator: Any, req: Any, length: int) -> int:
-    """Host slots to take so that every position below `length` has one; they come in pages."""
-    most = int(coordinator.req_to_host_pool.shape[1])
-    return max(0, min(upstream.paged(coordinator, length), most) - upstream.host_slots_held(coordinator, req))
+def _drafted(coordinator: Any, ahead: int, req: Any, tokens: int, held: int) -> int:
+    """Host slots to take so that every position of a step has one; they come in pages."""
+    most, length = int(coordinator.req_to_host_pool.shape[1]), max(tokens, upstream.committed_len(req) + ahead)
+    return max(0, min(upstream.paged(coordinator, length), most) - held)
 
 
-def _copied(coordinator: Any, slot: Any, tokens: int) -> int:
-    """Host slots for the copy of a request's last token; DeepSeek-V4 keeps one row per few tokens."""
-    ratio = getattr(coordinator, "compress_ratio", 1)
-    if coordinator._skip_first_backup[slot] or tokens % ratio:
-        return 0
-    return upstream.host_missing(coordinator, slot, tokens // ratio)
+def _copied(coordinator: Any, slots: Sequence[Any], lengths: Sequence[int]) -> int:
+    """Host slots for the copies of requests' last tokens; DeepSeek-V4 keeps one row per few tokens."""
+    ratio, skips = getattr(coordinator, "compress_ratio", 1), coordinator._skip_first_backup
+    last = [(slot, n // ratio) for slot, n in zip(slots, lengths, strict=True) if not skips[slot] and not n % ratio]
+    return upstream.host_missing(coordinator, [slot for slot, _ in last], [rows for _, rows in last])
 
 
 def hot_buffer(coordinator: Any, tokens: int) -> int:

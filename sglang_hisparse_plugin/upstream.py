@@ -8,7 +8,7 @@ import importlib
 import importlib.util
 import inspect
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from http import HTTPStatus
 from typing import Any
 
@@ -287,7 +287,7 @@ def prefill_in_flight(scheduler: Any) -> bool:
 
 
 def pass_in_flight(scheduler: Any) -> bool:
-    """Whether the last pass had requests of this rank: under DP attention it joins those of others with an idle batch."""
+    """Whether the last pass had requests of this rank: under DP attention it joins others with an idle batch."""
     last = scheduler.last_batch
     return last is not None and bool(last.reqs)
 
@@ -374,15 +374,16 @@ def host_slots_held(coordinator: Any, req: Any) -> int:
     return allocated_len(req) - decodes if decodes or getattr(req, "hisparse_staging", False) else 0
 
 
-def host_missing(coordinator: Any, slot: int, rows: int) -> int:
-    """Host slots to allocate for a request that is about to have `rows` rows in the host pool, one more than before.
+def host_missing(coordinator: Any, slots: Sequence[int], rows: Sequence[int]) -> int:
+    """Host slots to allocate for requests that are about to have `rows` rows in the host pool, one more than before.
 
     Rows are allocated one by one to 0.5.12, page by page from 0.5.13.
     """
     reserved = host_reserved(coordinator)
     if reserved is None:
-        return 1
-    return max(0, host_slots_for(coordinator, rows) - int(reserved[slot]))
+        return len(rows)
+    pairs = zip(rows, reserved[slots].tolist(), strict=True)
+    return sum(host_slots_for(coordinator, n) - held for n, held in pairs if n > held)
 
 
 def host_reserved(coordinator: Any) -> Any:
