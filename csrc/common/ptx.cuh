@@ -152,12 +152,14 @@ __device__ __forceinline__ void mail(uint32_t* shared, uint4 value, uint64_t* ma
                "r"(value.x), "r"(value.y), "r"(value.z), "r"(value.w), "r"(remote_address(mailbox, rank))
                : "memory");
 }
+// What is mailed lies in this block's shared memory, which no cache holds: the block's scope will do. To acquire it for
+// the cluster is to drop the lines of L1, and to wait for all loads under way first.
 __device__ __forceinline__ void mailbox_wait(uint64_t* mailbox) {
   asm volatile(
       "{\n"
       ".reg .pred done;\n"
       "again:\n"
-      "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%0], 0;\n"
+      "mbarrier.try_wait.parity.acquire.cta.shared::cta.b64 done, [%0], 0;\n"
       "@!done bra again;\n"
       "}" ::"r"(shared_address(mailbox))
       : "memory");

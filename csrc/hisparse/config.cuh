@@ -28,9 +28,8 @@ struct SwapInConfig {
   // One bit per top-k entry and per place in the LRU order, 32 to a word.
   static constexpr int kTopKWords = ceil_div(kTopK, 32), kEntries = kTopKWords * 32;
   static constexpr int kHotWords = ceil_div(kHot, 32);
-  static constexpr int kHotWordsPerBlock = ceil_div(kHotWords, kCluster);
   static constexpr int kTopKPerWarp = ceil_div(kTopKWords, kWarps);        // words
-  static constexpr int kHotPerWarp = ceil_div(kHotWordsPerBlock, kWarps);  // words
+  static constexpr int kHotPerWarp = ceil_div(kHotWords, kCluster * kWarps);  // words
   static constexpr bool kHotIsEven = kHot == kCluster * kWarps * kHotPerWarp * 32;  // every lane has as many places
 
   // Hash table of the selected tokens: a bucket holds an entry and what of its token the bucket's number does not say.
@@ -50,7 +49,7 @@ struct SwapInConfig {
   static constexpr bool kListed = kCluster <= 4;
   static constexpr int kList = kListed ? kEntries * 2 : 0;
   static constexpr bool kTokensInShared = kRest + kHot * 4 + kList <= kSharedBytes;
-  static constexpr bool kLocsInShared = kCluster <= 2 && kRest + kHot * 8 + kList <= kSharedBytes;
+  static constexpr bool kLocsInShared = kListed && kRest + kHot * 8 + kList <= kSharedBytes;
 
   static_assert(kTopK >= 1 && kTopK <= kHot, "a call may miss top_k tokens, and each needs a slot");
   static_assert(kHot <= 32768, "slots are stored as int16");
@@ -81,8 +80,9 @@ struct alignas(16) SharedMemory {
   uint64_t hits_mailbox, found_mailbox;  // open when all blocks have told their `hits` and `found_by`
   int32_t repeated;                      // not 0: a token stands in the top-k twice
   int32_t not_looked_up;                 // entries that need no looking up
-  int32_t no_slot;                       // entries of this block's words without a device row
-  int32_t request[4];                    // num_real_reqs, req_pool_indices, seq_lens, tail_start
+  int32_t no_slot;                       // entries of this block's words without a slot
+  alignas(16) int32_t request[4];        // num_real_reqs, req_pool_indices, seq_lens, tail_start
+  alignas(16) int32_t expected[4];       // the same before the predecessor's end
   int32_t hits_in_order;                 // this block's part of a request whose buffer is in order
 };
 

@@ -91,6 +91,12 @@ void launch(void (*kernel)(Params), const Params& params, int blocks, int thread
   check(cudaLaunchKernelExC(&config, entry, arguments), "swap-in launch");
 }
 
+// What a block of swap_in asks for.
+template <int kTopK, int kHot, int kCluster, int kThreads, int kInFlight>
+int64_t shared_bytes() {
+  return sizeof(SharedMemory<SwapInConfig<kTopK, kHot, kCluster, kThreads, kInFlight>>);
+}
+
 template <int kTopK, int kHot, int kCluster, int kThreads, int kInFlight>
 void swap_in(TensorView top_k_tokens, TensorView device_buffer_tokens, TensorView host_cache_locs,
              TensorView device_buffer_locs, TensorView host_cache, TensorView device_buffer,
@@ -128,6 +134,7 @@ void swap_in(TensorView top_k_tokens, TensorView device_buffer_tokens, TensorVie
   p.miss_dst_stride = miss_dst.has_value() ? miss_dst.value().stride(0) : 0;
   p.host_row_stride = row_stride_bytes(host_cache);
   p.device_row_stride = row_stride_bytes(device_buffer);
+  p.requests = static_cast<int32_t>(lru_slots.size(0));
   p.buffer_width = static_cast<int32_t>(device_buffer_locs.size(1));
   p.row_bytes = static_cast<int32_t>(item_size_bytes);
   p.row = row_shape(p.host_rows, p.host_row_stride, p.device_rows, p.device_row_stride, item_size_bytes);

@@ -43,6 +43,7 @@ struct SwapInParams {
   int64_t top_k_stride, locs_out_stride;
   uint32_t buffer_tokens_stride, buffer_locs_stride, host_locs_stride, lru_stride;
   int64_t miss_src_stride, miss_dst_stride, host_row_stride, device_row_stride;
+  int32_t requests;      // rows that all tables have
   int32_t buffer_width;  // slots in a row of device_buffer_locs: the hot buffer and the extra page
   int32_t row_bytes;
   RowShape row;

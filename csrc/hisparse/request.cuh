@@ -26,7 +26,7 @@ struct Request {
   int16_t* lru;
   int32_t* locs_out;
   int32_t seq_len, tail_start, buffer_width;
-  bool real;  // false: a row that pads the batch to a captured size; its tables are not to be touched
+  bool real;  // false: a row that pads the batch to a captured size; its tables are not to be written
 
   // Slot of an entry that is not looked up: no token, or one whose slot follows from its position. -1: none.
   __device__ __forceinline__ int fixed_slot(int32_t token, int hot) const {
@@ -69,9 +69,9 @@ __device__ __forceinline__ Request load_request(const SwapInParams& p, int row, 
 
 // Copy a row of a table to shared memory; it is there after copy_async_wait and a block barrier.
 template <int kCount, int kThreads, typename T, typename U>
-__device__ __forceinline__ void stage(bool aligned, U* shared, const T* row) {
+__device__ __forceinline__ void stage(U* shared, const T* row) {
   constexpr int kVector = 16 / sizeof(T);
-  if (kCount % kVector == 0 && aligned) {
+  if (kCount % kVector == 0 && __builtin_expect(reinterpret_cast<uint64_t>(row) % 16 == 0, 1)) {
     for_each<kCount / kVector, kThreads>([&](int i) { ptx::copy_async_16(shared + i * kVector, row + i * kVector); });
   } else {
 #pragma unroll 1

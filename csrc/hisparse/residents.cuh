@@ -7,36 +7,39 @@
 
 namespace hisparse_plugin {
 
-// Words of the LRU order that a warp sees to: kHotPerWarp from here.
+// Words of the LRU order that a warp sees to: kHotPerWarp from here. The blocks of a cluster take turns, for what was
+// used last, and will mostly be hit, stands together at the end: one block with all hits would keep the others waiting.
 template <typename Config>
 __device__ __forceinline__ int first_word(int rank) {
-  const int w = threadIdx.x / 32 * Config::kHotPerWarp;
-  return Config::kHotIsEven || w < Config::kHotWordsPerBlock ? rank * Config::kHotWordsPerBlock + w : Config::kHotWords;
+  return (threadIdx.x / 32 * Config::kCluster + rank) * Config::kHotPerWarp;
 }
 template <typename Config>
-__device__ __forceinline__ bool has_word(int rank, int w) {
-  return Config::kHotIsEven || w < min(Config::kHotWords, (rank + 1) * Config::kHotWordsPerBlock);
+__device__ __forceinline__ bool has_word(int w) {
+  return Config::kHotIsEven || w < Config::kHotWords;
+}
+// How many words a block sees to.
+template <typename Config>
+__device__ __forceinline__ int own_words(int rank) {
+  constexpr int kWhole = Config::kHotWords / Config::kHotPerWarp, kRest = Config::kHotWords % Config::kHotPerWarp;
+  const int whole = kWhole / Config::kCluster + (rank < kWhole % Config::kCluster);
+  return whole * Config::kHotPerWarp + (rank == kWhole % Config::kCluster ? kRest : 0);
 }
 template <typename Config>
 __device__ __forceinline__ bool has_place(int place) {
   return Config::kHot % 32 == 0 || place < Config::kHot;
 }
 
+// Of the tables of the buffer, what the look-up needs.
 template <typename Config>
 __device__ __forceinline__ void stage_tables(SharedMemory<Config>& s, const Request& r) {
-  const auto go = [&](bool aligned) {
-    stage<Config::kHot, Config::kThreads>(aligned, s.lru, r.lru);
-    if constexpr (Config::kTokensInShared) stage<Config::kHot, Config::kThreads>(aligned, s.tokens, r.buffer_tokens);
-    ptx::copy_async_group();
-    if constexpr (Config::kLocsInShared) stage<Config::kHot, Config::kThreads>(aligned, s.locs, r.buffer_locs);
-  };
-  const uint64_t addresses = reinterpret_cast<uint64_t>(r.lru) | reinterpret_cast<uint64_t>(r.buffer_tokens) |
-                             reinterpret_cast<uint64_t>(r.buffer_locs);
-  if (__builtin_expect(addresses % 16 == 0, 1)) {
-    go(true);
-  } else {
-    go(false);
-  }
+  stage<Config::kHot, Config::kThreads>(s.lru, r.lru);
+  if constexpr (Config::kTokensInShared) stage<Config::kHot, Config::kThreads>(s.tokens, r.buffer_tokens);
+  ptx::copy_async_group();
+}
+// And the answers.
+template <typename Config>
+__device__ __forceinline__ void stage_locs(SharedMemory<Config>& s, const Request& r) {
+  if constexpr (Config::kLocsInShared) stage<Config::kHot, Config::kThreads>(s.locs, r.buffer_locs);
 }
 
 // The places in LRU order that this block looks up; a lane has kAtOnce at a time.
@@ -50,7 +53,7 @@ struct Residents {
   // Whether this warp has the word `at` after its first.
   __device__ __forceinline__ static bool has(int rank, int at) {
     return (Config::kHotPerWarp % kAtOnce == 0 || at < Config::kHotPerWarp) &&
-           has_word<Config>(rank, first_word<Config>(rank) + at);
+           has_word<Config>(first_word<Config>(rank) + at);
   }
 
   __device__ __forceinline__ void look_up(SharedMemory<Config>& s, const Request& r, int rank, int round) {
@@ -153,7 +156,7 @@ __device__ __forceinline__ void write_lru(
 #pragma unroll 4
   for (int at = 0; at < Config::kHotPerWarp; ++at) {
     const int w = first + at, place = w * 32 + lane;
-    if (!has_word<Config>(rank, w)) return;
+    if (!has_word<Config>(w)) return;
     const uint32_t hits = s.hits[w];
     const int hit_rank = hits_before + __popc(hits & ((1u << lane) - 1));
     // A victim's number is negative here: it comes after the slots without a hit that stay.

@@ -114,9 +114,9 @@ struct Selection {
       if (static_cast<uint32_t>(token) < looked_up) continue;
       bits |= 1u << k;
       if (own && at + k < Config::kTopK) {
-        const int32_t loc = r.loc(r.fixed_slot(token, Config::kHot));
-        ptx::store(r.locs_out + at + k, loc);
-        no_slot += loc < 0;
+        const int slot = r.fixed_slot(token, Config::kHot);
+        ptx::store(r.locs_out + at + k, r.loc(slot));
+        no_slot += slot < 0;
       }
     }
     atomicOr(&s.settled[at / 32], bits << at % 32);
@@ -161,6 +161,12 @@ __device__ __forceinline__ void look_for_repeats(SharedMemory<Config>& s) {
     const uint32_t upper[4] = {upper_bits<Config>(tokens.x), upper_bits<Config>(tokens.y),
                                upper_bits<Config>(tokens.z), upper_bits<Config>(tokens.w)};
     uint32_t found[4] = {next.x ^ upper[0], next.y ^ upper[1], next.z ^ upper[2], next.w ^ upper[3]};
+    if constexpr (!Config::kSignFits) {  // a negative token is in no chain
+      if (tokens.x < 0) found[0] = kEmpty;
+      if (tokens.y < 0) found[1] = kEmpty;
+      if (tokens.z < 0) found[2] = kEmpty;
+      if (tokens.w < 0) found[3] = kEmpty;
+    }
     follow<Config>(s, upper, found);
     if (is_entry<Config>(found[0]) || is_entry<Config>(found[1]) || is_entry<Config>(found[2]) ||
         is_entry<Config>(found[3])) {

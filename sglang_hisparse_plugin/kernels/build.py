@@ -23,19 +23,30 @@ class Shape(NamedTuple):
 
     @property
     def export(self) -> str:
-        return "swap_in_" + "x".join(map(str, self))
+        return f"swap_in_{self}"
+
+    @property
+    def shared_bytes_export(self) -> str:
+        return f"shared_bytes_{self}"
+
+    def __str__(self) -> str:
+        return "x".join(map(str, self))
 
 
 # By compute capability: (largest batch, shape), ascending; None: any. Clusters need 9.0, one block is always right.
 # 9.0 was measured on an H200 with 132 multiprocessors (docs/swap_in.md). 10.x uses the same until it is measured.
 ONE_BLOCK = ((None, Shape(1, 1024, 4)),)
-HOPPER = ((8, Shape(8, 512, 4)), (32, Shape(2, 512, 4)), (None, Shape(1, 512, 4)))
+HOPPER = ((8, Shape(8, 512, 4)), (16, Shape(4, 512, 4)), (32, Shape(2, 512, 4)), (None, Shape(1, 512, 4)))
 TUNING: dict[int, tuple[tuple[int | None, Shape], ...]] = {9: HOPPER, 10: HOPPER}
 COPY_THREADS = 512
 
 
 class CompilerMissing(RuntimeError):
     """The CUDA kernel cannot be built here; the message names what is missing."""
+
+
+class TooLittleSharedMemory(ValueError):
+    """The tables of this top_k and hot buffer do not fit in a thread block of this device; the message has sizes."""
 
 
 def shape_for(capability_major: int, batch: int) -> Shape:
@@ -69,13 +80,26 @@ def source_digest() -> str:
 
 @functools.cache
 def swap_in_module(num_top_k: int, hot_buffer_size: int, capability_major: int) -> Any:
-    """The compiled module with one export per shape; compiled at first use, then from the loader's cache."""
+    """The compiled module with two exports per shape; compiled at first use, then from the loader's cache."""
     jit = loader()
     exports = [
-        (shape.export, _template(jit, "swap_in", num_top_k, hot_buffer_size, *shape))
+        (export, _template(jit, function, num_top_k, hot_buffer_size, *shape))
         for shape in shapes(capability_major)
+        for export, function in ((shape.export, "swap_in"), (shape.shared_bytes_export, "shared_bytes"))
     ]
     return _build(jit, "swap_in", (num_top_k, hot_buffer_size), exports)
+
+
+def check_shared_memory(
+    module: Any, num_top_k: int, hot_buffer_size: int, capability_major: int, available: int
+) -> None:
+    """Raise :class:`TooLittleSharedMemory` unless a block that may have `available` bytes can run every shape."""
+    needed = max(getattr(module, shape.shared_bytes_export)() for shape in shapes(capability_major))
+    if needed > available:
+        raise TooLittleSharedMemory(
+            f"top_k {num_top_k} with a hot buffer of {hot_buffer_size} slots needs {needed} bytes of shared memory "
+            f"in a thread block, and this device has {available}: make the hot buffer smaller"
+        )
 
 
 @functools.cache

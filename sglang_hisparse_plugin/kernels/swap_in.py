@@ -62,7 +62,8 @@ def swap_in(
         host_cache: [rows, ...], rows contiguous in themselves; pinned or registered host memory.
         device_buffer: [rows, ...], rows contiguous in themselves. Missed rows are written.
         top_k_device_locs: [batch, >= num_top_k] int32. Every entry is written: the device row, or -1.
-        req_pool_indices: [batch] int32 or int64, the row of a request in the tables above.
+        req_pool_indices: [batch] int32 or int64, the row of a request in the tables above. Of an int64 here and below
+            the kernel reads the lower 32 bits: values are from 0 to 2^31 - 1.
         seq_lens: [batch] int32 or int64, tokens of a request, the newest included.
         lru_slots: [requests, hot_buffer_size] int16, slots in the order of eviction. Updated.
         item_size_bytes: bytes of a row that are copied; any number from 1 to the stride of a row.
@@ -76,7 +77,8 @@ def swap_in(
         skip_io: update the tables but copy no row (a timing probe).
 
     Raises:
-        ValueError, TypeError: an argument breaks this contract.
+        ValueError, TypeError: an argument breaks this contract, or the device has too little shared memory for the hot
+            buffer.
     """
     call = dict(locals())
     check_swap_in(**call)
@@ -153,11 +155,14 @@ def copy_planned(
 
 
 def swap_in_kernel(device: torch.device, num_top_k: int, hot_buffer_size: int) -> Callable[[int], Any] | None:
-    """The compiled kernel for a batch size, or None where the torch op serves."""
+    """The compiled kernel for a batch size, or None where the torch op serves.
+
+    Raises:
+        build.TooLittleSharedMemory: its tables do not fit in a thread block of this device.
+    """
     if not _compiler(device):
         return None
-    major = _capability_major(device)
-    module = build.swap_in_module(num_top_k, hot_buffer_size, major)
+    module, major = _module(device, num_top_k, hot_buffer_size)
     return lambda batch: getattr(module, build.shape_for(major, batch).export)
 
 
@@ -258,8 +263,13 @@ def _shape(tensor: Tensor) -> str:
 
 
 @functools.cache
-def _capability_major(device: torch.device) -> int:
-    return int(torch.cuda.get_device_capability(device)[0])
+def _module(device: torch.device, num_top_k: int, hot_buffer_size: int) -> tuple[Any, int]:
+    """The module for this device, which has the shared memory for it, and the device's major compute capability."""
+    properties = torch.cuda.get_device_properties(device)
+    module = build.swap_in_module(num_top_k, hot_buffer_size, properties.major)
+    available = properties.shared_memory_per_block_optin
+    build.check_shared_memory(module, num_top_k, hot_buffer_size, properties.major, available)
+    return module, properties.major
 
 
 @functools.cache

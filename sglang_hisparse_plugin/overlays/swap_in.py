@@ -125,19 +125,27 @@ def verify(original: Any, manager: Any, *args: Any, **plan: Any) -> Any:
 
 
 def _route(original: Any, ours: Callable[..., Any], call: dict[str, Any], where: Any, **launch: int) -> Any:
-    """Ours, where it runs; SGLang's kernel elsewhere, and from then on if ours cannot be built."""
+    """Ours, where it runs; SGLang's kernel elsewhere, and from then on if ours cannot be built or run."""
     if not _elsewhere(where.device.type) and not _failed:
+        from ..kernels import build
+
         try:
             return ours(**call)
+        except build.TooLittleSharedMemory as error:
+            _report_failed("ours cannot run", error)
         except (ValueError, TypeError):
             raise  # a broken contract would break SGLang's kernel without a word
         except Exception as error:  # the compiler, or what the loader makes of it
-            _failed.append(error)
-            logger.warning("HiSparse overlay swap-in: SGLang's own kernel serves, ours cannot be built: %s", error)
+            _report_failed("ours cannot be built", error)
     return original(**launch, **call)
 
 
 _failed: list[Exception] = []
+
+
+def _report_failed(what: str, error: Exception) -> None:
+    _failed.append(error)
+    logger.warning("HiSparse overlay swap-in: SGLang's own kernel serves, %s: %s", what, error)
 
 
 @functools.cache

@@ -30,6 +30,11 @@ jit = build.loader()
 with jit.override_jit_cuda_arch(8, 0, ""):
     module = build.swap_in_module(64, 128, 8)
     print(getattr(module, build.shape_for(8, 1).export), build.copy_planned_module().copy_planned)
+    build.check_shared_memory(module, 64, 128, 8, 100 << 10)
+    try:
+        build.check_shared_memory(module, 64, 128, 8, 1 << 10)
+    except build.TooLittleSharedMemory as refused:
+        print(refused)
 """
 
 
@@ -84,3 +89,5 @@ def test_builds_through_sglangs_loader(release: str, tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", LOAD], env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stdout.count("Function") == 2, done.stdout
+    assert "top_k 64 with a hot buffer of 128 slots needs " in done.stdout
+    assert "this device has 1024: make the hot buffer smaller" in done.stdout

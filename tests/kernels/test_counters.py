@@ -57,6 +57,16 @@ def test_what_is_counted(op, device) -> None:
     assert counters[4:] == [2, 0, 1, 1] + [0] * 10  # none: two requests; 2 to 3 misses: one; 4 to 7: one
 
 
+def test_an_answer_of_minus_one_is_counted_by_its_slot(op, device) -> None:
+    """An entry that selects nothing has no slot; what `device_buffer_locs` says of a slot is another matter."""
+    world = World(requests=2, context=40, top_k=6, hot=8, device=device)
+    for request in range(2):
+        world.fill_in_order(request)
+    world.locs[:, [0, 8]] = -1  # slots of token 0, and of the newest
+    counters = counted(world, op, [[0, 1, 2, 3, 39, -1], [0, 1, 2, -1, -1, 8]], [40, 8], real=2)
+    assert counters[:4] == [5 + 3, 0, 0, 2]
+
+
 @pytest.mark.parametrize(("misses", "bucket"), [(1, 1), (2047, 11), (2048, 12), (4095, 12), (4096, 13), (5000, 13)])
 def test_large_buckets(op, device, misses, bucket) -> None:
     world = World(requests=1, context=12000, top_k=5000, hot=5001, item=1, device=device)

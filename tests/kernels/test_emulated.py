@@ -7,6 +7,7 @@ memory visible, and what needs 512 threads, is for the GPU tests.
 from __future__ import annotations
 
 import ctypes
+import functools
 import re
 import shutil
 import subprocess
@@ -14,6 +15,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from test_dependent import SMALL, chain, check, told_by_calls
 from test_hand_worked import *  # noqa: F403  run again, on the `op` of this file
 from test_traces import run
 from world import World
@@ -31,6 +33,7 @@ class IndexArray(ctypes.Structure):
     _fields_ = [("data", ctypes.c_void_p), ("element_bytes", ctypes.c_int32)]
 
 
+@functools.cache
 def parameters() -> type[ctypes.Structure]:
     """`SwapInParams`, as the header declares it."""
     text = (build.source_root() / "hisparse" / "params.h").read_text()
@@ -60,34 +63,47 @@ def library(tmp_path_factory):
     return ctypes.CDLL(str(root / "kernel.so"))
 
 
+def as_params(
+    *, num_top_k, hot_buffer_size, item_size_bytes, skip_io=False, host_cache, device_buffer, **call
+) -> ctypes.Structure:
+    """A call's arguments as a launch has them."""
+    p = parameters()(row_bytes=item_size_bytes, skip_io=skip_io, buffer_width=call["device_buffer_locs"].size(1))
+    p.requests = call["lru_slots"].size(0)
+    p.host_rows, p.host_row_stride = host_cache.data_ptr(), host_cache.stride(0) * host_cache.element_size()
+    p.device_rows = device_buffer.data_ptr()
+    p.device_row_stride = device_buffer.stride(0) * device_buffer.element_size()
+    strides = {"device_buffer_tokens": "buffer_tokens", "device_buffer_locs": "buffer_locs", "lru_slots": "lru"}
+    strides |= {"top_k_tokens": "top_k", "top_k_device_locs": "locs_out", "host_cache_locs": "host_locs"}
+    strides |= {"miss_src": "miss_src", "miss_dst": "miss_dst"}
+    for name, tensor in call.items():
+        if tensor is None:
+            continue
+        if name in ("req_pool_indices", "seq_lens", "tail_start"):
+            setattr(p, name, IndexArray(tensor.data_ptr(), tensor.element_size()))
+        else:
+            setattr(p, name, tensor.data_ptr())
+        if name in strides:
+            setattr(p, strides[name] + "_stride", tensor.stride(0))
+    return p
+
+
 @pytest.fixture(params=SHAPES, ids=lambda shape: "x".join(map(str, shape)))
-def op(request, library):
+def chained(request, library):
+    """Runs calls one after the other, the next one started before the last has ended."""
+
+    def run_all(calls: list[dict]) -> None:
+        first = calls[0]
+        size = (first["top_k_tokens"].size(0), first["num_top_k"], first["hot_buffer_size"])
+        params = (parameters() * len(calls))(*(as_params(**call) for call in calls))
+        assert library.swap_in(params, len(calls), *size, *request.param), f"not compiled: {size}"
+
+    return run_all
+
+
+@pytest.fixture
+def op(chained):
     """A swap-in op, called as the others are."""
-    params = parameters()
-
-    def swap_in(
-        *, num_top_k, hot_buffer_size, item_size_bytes, skip_io=False, host_cache, device_buffer, top_k_tokens, **call
-    ) -> None:
-        p = params(row_bytes=item_size_bytes, skip_io=skip_io, buffer_width=call["device_buffer_locs"].size(1))
-        p.host_rows, p.host_row_stride = host_cache.data_ptr(), host_cache.stride(0) * host_cache.element_size()
-        p.device_rows = device_buffer.data_ptr()
-        p.device_row_stride = device_buffer.stride(0) * device_buffer.element_size()
-        strides = {"device_buffer_tokens": "buffer_tokens", "device_buffer_locs": "buffer_locs", "lru_slots": "lru"}
-        strides |= {"top_k_tokens": "top_k", "top_k_device_locs": "locs_out", "host_cache_locs": "host_locs"}
-        strides |= {"miss_src": "miss_src", "miss_dst": "miss_dst"}
-        for name, tensor in {"top_k_tokens": top_k_tokens, **call}.items():
-            if tensor is None:
-                continue
-            if name in ("req_pool_indices", "seq_lens", "tail_start"):
-                setattr(p, name, IndexArray(tensor.data_ptr(), tensor.element_size()))
-            else:
-                setattr(p, name, tensor.data_ptr())
-            if name in strides:
-                setattr(p, strides[name] + "_stride", tensor.stride(0))
-        size = (top_k_tokens.size(0), num_top_k, hot_buffer_size)
-        assert library.swap_in(ctypes.byref(p), *size, *request.param), f"not compiled: {size}"
-
-    return swap_in
+    return lambda **call: chained([call])
 
 
 @pytest.fixture
@@ -108,6 +124,25 @@ def test_tokens_of_one_bucket(op, device) -> None:
         tokens = [(k % (64 - repeated)) << 14 for k in range(64)]
         world.rng.shuffle(tokens)
         world.step(op, [0], [tokens], [world.context])
+
+
+@pytest.mark.parametrize("tail", [False, True], ids=["", "tail"])
+def test_calls_that_depend_on_each_other(chained, device, tail) -> None:
+    """As in `test_dependent`: a call that did not wait for the one before would read the tables from before it."""
+    world = World(requests=2, context=400, top_k=33, hot=100, device=device)
+    for _ in range(3):
+        calls = chain(world, steps=3, tail=tail)
+        chained([call.arguments for call in calls])
+        check(world, calls)
+
+
+def test_what_a_request_is_told_by_may_be_written_by_the_call_before(chained, device) -> None:
+    top_k, hot, context = SMALL
+    world = World(requests=2, context=context, top_k=top_k, hot=hot, device=device)
+    calls, asked = told_by_calls(world)
+    chained([call.arguments for call in calls[:4]])
+    chained([call.arguments for call in calls[4:]])
+    check(world, asked)
 
 
 def test_an_error_is_found(op, device) -> None:

@@ -117,6 +117,22 @@ def test_a_kernel_that_does_not_build_leaves_sglangs(routed, monkeypatch, caplog
     assert said == ["HiSparse overlay swap-in: SGLang's own kernel serves, ours cannot be built: ninja: no such file"]
 
 
+def test_a_buffer_that_does_not_fit_leaves_sglangs(routed, monkeypatch, caplog) -> None:
+    original, op = routed
+
+    def refused(**call) -> None:
+        raise build.TooLittleSharedMemory("needs 131072 bytes, has 101376")
+
+    monkeypatch.setattr(kernels, "swap_in", refused)
+    one_step(op)
+    one_step(op)
+    assert original.calls == 2
+    said = [record.message for record in caplog.records]
+    assert said == [
+        "HiSparse overlay swap-in: SGLang's own kernel serves, ours cannot run: needs 131072 bytes, has 101376"
+    ]
+
+
 def test_a_broken_contract_is_not_passed_on(routed) -> None:
     original, op = routed
     world = World(requests=1, context=40, top_k=4, hot=8)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import oracle
@@ -11,6 +12,19 @@ import torch
 
 POISON_LOC = 0x5EED  # what no output entry may keep
 COUNTED = [10 * i for i in range(18)]  # what the counters hold before a call
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of an op: what the oracle is told, and what the op is given."""
+
+    requests: list[int]
+    top_k: list[list[int]]
+    seq_lens: list[int]
+    real: int
+    tails: list[int] | None
+    options: dict[str, torch.Tensor]
+    arguments: dict[str, Any]
 
 
 class World:
@@ -95,6 +109,23 @@ class World:
         skip_io: bool = False,
     ) -> None:
         """Call `op` on a batch and compare everything it may and may not write with the oracle."""
+        call = self.call(requests, top_k, seq_lens, real=real, tails=tails, plan=plan, counters=counters)
+        op(**call.arguments, skip_io=skip_io)
+        self.expect(call, skip_io=skip_io)
+        self.compare()
+
+    def call(
+        self,
+        requests: list[int],
+        top_k: list[list[int]],
+        seq_lens: list[int],
+        *,
+        real: int | None = None,
+        tails: list[int] | None = None,
+        plan: bool = False,
+        counters: bool = False,
+    ) -> Call:
+        """The arguments of an op's call on a batch."""
         batch, device = len(requests), self.device
         out = torch.full((batch, self.top_k + 3), POISON_LOC, dtype=torch.int32, device=device)
         tokens_in = torch.full((batch, self.top_k + 5), 1, dtype=torch.int32)  # columns after top_k are not to be read
@@ -111,52 +142,51 @@ class World:
             options["miss_count"] = torch.full((batch,), -7, dtype=torch.int32, device=device)
         if counters:
             options["counters"] = torch.tensor(COUNTED, dtype=torch.int64, device=device)
-        op(
-            top_k_tokens=tokens_in,
-            device_buffer_tokens=self.tokens,
-            host_cache_locs=self.host_locs,
-            device_buffer_locs=self.locs,
-            host_cache=self.host,
-            device_buffer=self.cache,
-            top_k_device_locs=out,
-            req_pool_indices=torch.tensor(requests, dtype=self.index_dtype, device=device),
-            seq_lens=torch.tensor(seq_lens, dtype=self.length_dtype, device=device),
-            lru_slots=self.lru,
-            item_size_bytes=self.item,
-            num_top_k=self.top_k,
-            hot_buffer_size=self.hot,
-            skip_io=skip_io,
-            **options,
-        )
+        arguments = {
+            "top_k_tokens": tokens_in,
+            "device_buffer_tokens": self.tokens,
+            "host_cache_locs": self.host_locs,
+            "device_buffer_locs": self.locs,
+            "host_cache": self.host,
+            "device_buffer": self.cache,
+            "top_k_device_locs": out,
+            "req_pool_indices": torch.tensor(requests, dtype=self.index_dtype, device=device),
+            "seq_lens": torch.tensor(seq_lens, dtype=self.length_dtype, device=device),
+            "lru_slots": self.lru,
+            "item_size_bytes": self.item,
+            "num_top_k": self.top_k,
+            "hot_buffer_size": self.hot,
+        }
+        return Call(requests, top_k, seq_lens, batch if real is None else real, tails, options, arguments | options)
 
-        totals = list(COUNTED)
-        for row, request in enumerate(requests):
-            if row >= (batch if real is None else real):
+    def expect(self, call: Call, *, skip_io: bool = False) -> None:
+        """Let the oracle do the same, and compare what the call answered."""
+        options, totals = call.options, list(COUNTED)
+        out = call.arguments["top_k_device_locs"]
+        for row, request in enumerate(call.requests):
+            if row >= call.real:
                 expected = oracle.Answer([-1] * self.top_k)
             else:
-                tables = self.expected[request]
-                expected = oracle.swap_in(
-                    tables, top_k[row], seq_lens[row], self.hot, None if tails is None else tails[row]
-                )
+                tail = None if call.tails is None else call.tails[row]
+                expected = oracle.swap_in(self.expected[request], call.top_k[row], call.seq_lens[row], self.hot, tail)
                 if not skip_io:
                     oracle.copy(expected.copies, self.host_rows, self.expected_rows, self.item)
             wanted, got = expected.locs + [POISON_LOC] * 3, out[row].tolist()
             wrong = [(i, got[i], wanted[i]) for i in range(len(wanted)) if got[i] != wanted[i]]
             assert not wrong, f"locs of row {row}: {len(wrong)} wrong, (index, got, wanted): {wrong[:8]}"
             copies = len(expected.copies)
-            if row < (batch if real is None else real):
+            if row < call.real:
                 bucket = next(k for k in range(14) if copies < 2**k or k == 13)
                 for at, more in enumerate((expected.hits, copies, copies * self.item, 1)):
                     totals[at] += more
                 totals[4 + bucket] += 1
-            if plan:
+            if "miss_count" in options:
                 assert options["miss_count"][row] == copies, f"miss_count of row {row}"
                 src, dst = options["miss_src"][row].tolist(), options["miss_dst"][row].tolist()
                 assert list(zip(src[:copies], dst[:copies], strict=True)) == expected.copies, f"plan of row {row}"
                 assert set(src[copies:]) | set(dst[copies:]) <= {-7}, f"plan of row {row} past its count"
-        if counters:
+        if "counters" in options:
             assert options["counters"].tolist() == totals
-        self.compare()
 
     def compare(self) -> None:
         """All tables and all bytes of the device cache are what the oracle says."""
@@ -168,9 +198,10 @@ class World:
         assert not wrong, f"device rows {wrong[:8]}"
 
     def choose(self, seq_len: int, *, fresh: float = 0.5, junk: float = 0.1) -> list[int]:
-        """A top-k of random tokens, some -1, some repeated, some past the end."""
+        """A top-k of random tokens, some negative, some repeated, some past the end."""
         distinct = self.rng.sample(range(seq_len), min(seq_len, self.top_k))
-        chosen = [token if self.rng.random() >= junk else -1 for token in distinct]
+        nothing = (-1, -(2**31))
+        chosen = [token if self.rng.random() >= junk else self.rng.choice(nothing) for token in distinct]
         chosen += [-1] * (self.top_k - len(chosen))
         for index in range(self.top_k):
             dice = self.rng.random()
@@ -182,3 +213,39 @@ class World:
                 chosen[index] = distinct[index] % max(1, seq_len // 2)  # the older half: often still there
         self.rng.shuffle(chosen)
         return chosen
+
+
+class Graph:
+    """Calls of an op in one CUDA graph, replayed with the arguments of calls like them."""
+
+    TABLES = (
+        "device_buffer_tokens",
+        "host_cache_locs",
+        "device_buffer_locs",
+        "host_cache",
+        "device_buffer",
+        "lru_slots",
+    )
+
+    def __init__(self, op: Callable[..., Any], calls: list[Call]) -> None:
+        self.static = [self._own(call) for call in calls]
+        nobody = torch.zeros(1, dtype=torch.int32, device="cuda")
+        op(**calls[0].arguments | self.static[0] | {"num_real_reqs": nobody})  # compiles, and changes no table
+        self.graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self.graph):
+            for call, static in zip(calls, self.static, strict=True):
+                op(**call.arguments | static)
+
+    def _own(self, call: Call) -> dict[str, torch.Tensor]:
+        tensors = {name: given for name, given in call.arguments.items() if isinstance(given, torch.Tensor)}
+        return {name: tensor.clone() for name, tensor in tensors.items() if name not in self.TABLES}
+
+    def replay(self, calls: list[Call]) -> None:
+        """With the arguments of `calls`, whose outputs are written."""
+        for call, static in zip(calls, self.static, strict=True):
+            for name, tensor in static.items():
+                tensor.copy_(call.arguments[name])
+        self.graph.replay()
+        for call, static in zip(calls, self.static, strict=True):
+            for name, tensor in static.items():
+                call.arguments[name].copy_(tensor)

@@ -6,6 +6,7 @@
 #include <barrier>
 #include <cstdint>
 #include <cstring>
+#include <latch>
 #include <memory>
 #include <thread>
 #include <type_traits>
@@ -43,6 +44,7 @@ struct Cluster {
   }
   std::barrier<> barrier;
   std::vector<std::unique_ptr<Block>> blocks;
+  std::latch* predecessor = nullptr;  // open when the call before has ended
 };
 
 struct Index {

@@ -2,35 +2,50 @@
 // what depends on the order in which a GPU makes memory visible.
 #include "hisparse/kernel.cuh"
 
+#include <deque>
+
 using namespace hisparse_plugin;
 
+// Calls one after the other, as programmatic dependents that all start at once and wait where the kernel says so. The
+// rows of a batch are of different requests: one row after the other is as good.
 template <int kTopK, int kHot, int kCluster, int kThreads>
-void run(const SwapInParams& p, int batch) {
+void run(const SwapInParams* p, int calls, int batch) {
   using Config = SwapInConfig<kTopK, kHot, kCluster, kThreads, 4>;
   for (int row = 0; row < batch; ++row) {
-    Cluster cluster(kCluster, kThreads);
+    std::deque<Cluster> clusters;
+    std::deque<std::latch> ended;
     std::vector<std::thread> lanes;
-    for (int b = 0; b < kCluster; ++b) {
-      Block& block = *cluster.blocks[b];
-      block.shared = static_cast<char*>(std::aligned_alloc(16, sizeof(SharedMemory<Config>)));
-      std::memset(block.shared, 0xa5, sizeof(SharedMemory<Config>));
-      for (int t = 0; t < kThreads; ++t) {
-        lanes.emplace_back([&, b, t] {
-          threadIdx.x = t, blockIdx.x = row * kCluster + b;
-          this_cluster = &cluster, this_block = &block, this_warp = &block.warps[t / 32];
-          swap_in_kernel<Config>(p);
-        });
+    for (int call = 0; call < calls; ++call) {
+      Cluster& cluster = clusters.emplace_back(kCluster, kThreads);
+      if (call > 0) cluster.predecessor = &ended.back();
+      std::latch& end = ended.emplace_back(kCluster * kThreads);
+      for (int b = 0; b < kCluster; ++b) {
+        Block& block = *cluster.blocks[b];
+        block.shared = static_cast<char*>(std::aligned_alloc(16, sizeof(SharedMemory<Config>)));
+        std::memset(block.shared, 0xa5, sizeof(SharedMemory<Config>));
+        for (int t = 0; t < kThreads; ++t) {
+          lanes.emplace_back([&, call, b, t] {
+            threadIdx.x = t, blockIdx.x = row * kCluster + b;
+            this_cluster = &cluster, this_block = &block, this_warp = &block.warps[t / 32];
+            swap_in_kernel<Config>(p[call]);
+            end.count_down();
+          });
+        }
       }
     }
     for (auto& lane : lanes) lane.join();
-    for (auto& block : cluster.blocks) std::free(block->shared);
+    for (auto& cluster : clusters) {
+      for (auto& block : cluster.blocks) std::free(block->shared);
+    }
   }
 }
 
-extern "C" bool swap_in(SwapInParams* p, int batch, int top_k, int hot, int cluster, int threads) {
-  p->row = row_shape(p->host_rows, p->host_row_stride, p->device_rows, p->device_row_stride, p->row_bytes);
+extern "C" bool swap_in(SwapInParams* p, int calls, int batch, int top_k, int hot, int cluster, int threads) {
+  for (int i = 0; i < calls; ++i) {
+    p[i].row = row_shape(p[i].host_rows, p[i].host_row_stride, p[i].device_rows, p[i].device_row_stride, p[i].row_bytes);
+  }
 #define CASE(k, h, c, t) \
-  if (top_k == k && hot == h && cluster == c && threads == t) return run<k, h, c, t>(*p, batch), true;
+  if (top_k == k && hot == h && cluster == c && threads == t) return run<k, h, c, t>(p, calls, batch), true;
   CASES
   return false;
 }

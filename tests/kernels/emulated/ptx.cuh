@@ -28,7 +28,9 @@ inline void copy_async_group() {}
 inline void copy_async_wait() {}
 inline void copy_async_wait_but_last() {}
 
-inline void wait_for_predecessor() {}
+inline void wait_for_predecessor() {
+  if (this_cluster->predecessor) this_cluster->predecessor->wait();
+}
 inline void let_successor_start() {}
 
 inline void cluster_arrive_release() {}
