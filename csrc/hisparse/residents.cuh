@@ -96,12 +96,20 @@ struct Residents {
         }
       }
     } else {
+      // A lane tells one block of one word.
+      constexpr int kWordsAtOnce = 32 / Config::kCluster;
+      const int to = lane % Config::kCluster;
 #pragma unroll
-      for (int k = 0; k < kAtOnce; ++k) {
-        if (!has(rank, round * kAtOnce + k)) break;
-        if (lane == 0) s.hits[first + k] = hits[k];
-        if constexpr (Config::kCluster > 1) {
-          if (lane < Config::kCluster && lane != rank) ptx::mail(&s.hits[first + k], hits[k], &s.hits_mailbox, lane);
+      for (int base = 0; base < kAtOnce; base += kWordsAtOnce) {
+        const int at = base + lane / Config::kCluster;
+        uint32_t word = hits[base];
+#pragma unroll
+        for (int k = base + 1; k < kAtOnce && k < base + kWordsAtOnce; ++k) word = at == k ? hits[k] : word;
+        if (at >= kAtOnce || !has(rank, round * kAtOnce + at)) continue;
+        if (Config::kCluster == 1 || to == rank) {
+          s.hits[first + at] = word;
+        } else {
+          ptx::mail(&s.hits[first + at], word, &s.hits_mailbox, to);
         }
       }
     }
