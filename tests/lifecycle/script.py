@@ -172,7 +172,8 @@ class Story:
         for rid in self.arrived:
             if w.ends(rid) == ["length"]:
                 w.expect(w.answered(rid), f"{rid} answered {list(w.requests[rid].output_ids)}")
-                w.expect(len(w.streamed(rid)) == len(w.requests[rid].output_ids), f"{rid} was not streamed to its end")
+                asked = w.requests[rid].sampling_params.max_new_tokens  # SGLang may have cut that to nothing
+                w.expect(len(w.streamed(rid)) >= asked, f"the client of {rid} was streamed only {w.streamed(rid)}")
         w.expect_at_rest()
 
     # --- judging ---
