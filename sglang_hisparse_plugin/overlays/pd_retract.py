@@ -14,7 +14,7 @@ from ..patching.source import FunctionSource, SourceTree
 from .probing import conjuncts, existing, expect, expect_hookable, probe
 
 COPIES = ("offload_kv_cache", "retraction_backup", "backup_kv_cache")
-REBOOTSTRAP = "dsv4_needs_rebootstrap"
+REBOOTSTRAP, BACKUP = "dsv4_needs_rebootstrap", "backup_kv_cache"
 ON_DECODE = ("server_args.disaggregation_mode == 'decode'", "get_disagg().disaggregation_mode == 'decode'")
 WITHOUT = {"hisparse_coordinator is None", "self.hisparse_coordinator is None"}
 #: The answer where SGLang cannot have the KV computed again.
@@ -48,6 +48,8 @@ def judge(tree: SourceTree) -> Verdict:
         return Fixed(f"{REBOOTSTRAP} has the prefill compute a HiSparse pool's KV again")
     expect(names == {"DeepSeekV4TokenToKVPool"}, "isinstance(pool, DeepSeekV4TokenToKVPool)", ", ".join(sorted(names)))
     expect_hookable(decision, "token_to_kv_pool_allocator")
+    backup = existing(tree.function(upstream.CACHE, BACKUP), BACKUP)
+    expect_hookable(backup, "req", "tree_cache", "req_to_token_pool", "token_to_kv_pool_allocator", "backend")
     return Defective(f"{REBOOTSTRAP} leaves HiSparse's pool out, which cannot be copied")
 
 
@@ -59,6 +61,14 @@ def _decision(tree: SourceTree) -> FunctionSource | None:
 def needs_rebootstrap(original: Any, token_to_kv_pool_allocator: Any) -> Any:
     """Treat HiSparse's pool as SGLang treats that of DeepSeek-V4."""
     return upstream.is_hisparse(token_to_kv_pool_allocator) or original(token_to_kv_pool_allocator)
+
+
+def backup_kv_cache(original: Any, req: Any, *args: Any) -> Any:
+    """Give KV up that took an adapter, of which the prefill worker would not be told; SGLang answers 503."""
+    _, _, allocator, _ = args
+    if upstream.is_hisparse(allocator) and req.lora_id is not None:
+        return False
+    return original(req, *args)
 
 
 def offload_kv_cache(original: Any, req: Any, req_to_token_pool: Any, token_to_kv_pool_allocator: Any) -> Any:
@@ -82,7 +92,10 @@ def add_request_to_queue(original: Any, scheduler: Any, req: Any, is_retracted: 
 
 def hooks(tree: SourceTree) -> tuple[Hook, ...]:
     if _decision(tree):
-        return (Hook(f"{upstream.CACHE}:{REBOOTSTRAP}", needs_rebootstrap),)
+        return (
+            Hook(f"{upstream.CACHE}:{REBOOTSTRAP}", needs_rebootstrap),
+            Hook(f"{upstream.CACHE}:{BACKUP}", backup_kv_cache),
+        )
     return (
         Hook(f"{upstream.BATCH}:Req.offload_kv_cache", offload_kv_cache),
         Hook(f"{upstream.SCHEDULER}:Scheduler._add_request_to_queue", add_request_to_queue),
@@ -96,6 +109,7 @@ OVERLAY = Overlay(
         "A decode worker copies the KV of a retracted request to resume from. HiSparse's pool has no such copy and "
         "raises NotImplementedError, after the coordinator has given the request's slots up. From 0.5.22 SGLang can "
         "have a prefill worker compute the KV again, as it does for DeepSeek-V4; the hook says the same of HiSparse. "
+        "A prefill worker is not told of a request's LoRA adapter: such a request is answered with 503. "
         "Before that the hooks copy nothing and answer the request with 503. A pause that retracts computes the KV "
         "again from 0.5.16 by itself."
     ),

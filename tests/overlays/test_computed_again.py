@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from sglang_hisparse_plugin.overlays import rebootstrap_room, replayed_token
+from sglang_hisparse_plugin.overlays import pd_retract, rebootstrap_room, replayed_token
 
 
 def request(tokens: list[int], held: int | None = None, finished: bool = False) -> Any:
@@ -75,3 +75,11 @@ def test_otherwise_both_stay(how: dict[str, Any]) -> None:
     """The first time, without HiSparse, and where a prefill worker's rank is found by the room, or there is none."""
     req = asked_again(**how)
     assert (req.bootstrap_room, rid_of(req)) == (7, "r")
+
+
+@pytest.mark.parametrize(("adapter", "kept"), [(None, True), ("an id", False)])
+def test_kv_that_took_an_adapter_is_not_computed_again_without_it(adapter: str | None, kept: bool) -> None:
+    hisparse, other = SimpleNamespace(hisparse_attn_allocator=None), SimpleNamespace()
+    for pool, wanted in ((hisparse, kept), (other, True)):
+        asked = SimpleNamespace(lora_id=adapter), None, None, pool, "host_pool"
+        assert pd_retract.backup_kv_cache(lambda *_: True, *asked) == wanted
