@@ -38,6 +38,9 @@ def test_verdicts() -> None:
     assert judged(Reply(RIGHT[:2])) == "ended by nothing, wrong from step 2"
     assert judged(Reply(RIGHT[:2], "abort", "aborted"), aborted=True) == "aborted"
     assert judged(Reply(wrong[:3], "abort"), aborted=True) == "wrong tokens before its abort"
-    assert judged(Reply([], "abort", "out of memory")) == "refused"
+    assert judged(Reply([], "abort", "Retracted. Retry later.")) == "refused"
+    assert judged(Reply([], "abort", "out of memory")) == "error: out of memory"
+    assert judged(Reply([], "", "Aborted by AbortReq."), aborted=True) == "aborted"
+    assert judged(Reply([], "abort", "out of memory"), aborted=True) == "error: out of memory"
     assert judged(Reply([], "abort", "")).startswith("error")
     assert judged(Reply(error="internal")) == "error: internal"
