@@ -47,6 +47,7 @@ V32 = model.Dims(
 )
 #: One piece of an answer for so many tokens: sending each by itself would take longer than four layers do.
 STREAM_INTERVAL = 8
+CPU_RELEASE = "0.5.12"  #: fetched where none is installed
 
 
 class Seat:
@@ -110,7 +111,7 @@ def scale(options: argparse.Namespace) -> setup.Scale:
     return replace(
         base,
         dims=V32 if options.device == "cuda" else base.dims,
-        slots=most,
+        slots=most + 1,  # the last chunk of a prompt counts as another request, and who is full admits nobody for long
         device_tokens=(buffers + staged + 63) // 64 * 64,
         long=(longest,),
         crowd=(longest, longest),
@@ -195,12 +196,24 @@ def arguments() -> argparse.Namespace:
     return options
 
 
+def source(options: argparse.Namespace) -> Path:
+    """The folder of the SGLang to serve with: the release asked for, or the installed; on a CPU one that is fetched."""
+    try:
+        return releases.fetch(options.release) if options.release else installation.find().root
+    except releases.ReleaseUnavailable as error:
+        raise SystemExit(f"table.py: {error}") from error
+    except installation.NotInstalled:
+        if options.device == "cpu":
+            return releases.fetch(CPU_RELEASE)
+        raise SystemExit("table.py: SGLang is not installed here; install it, or have --release fetch one") from None
+
+
 def main() -> int:
     """Exit code 0: every row was measured as often as asked."""
     options = arguments()
     deadline = time.monotonic() + 60 * options.minutes
     modes = [m for m in MODES if m.name in options.modes and (m.kernel or "ours") in options.kernels]
-    root = releases.fetch(options.release) if options.release else installation.find(None).root
+    root = source(options)
     target = setup.Target(installation.find(root).version, root)
     say = Console(stderr=True, highlight=False)
     record = Record(options, target.name)
