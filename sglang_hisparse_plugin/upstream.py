@@ -18,6 +18,8 @@ CACHE = "sglang.srt.mem_cache.common"
 BATCH = "sglang.srt.managers.schedule_batch"
 COORDINATOR = "sglang.srt.managers.hisparse_coordinator"
 DECODE = "sglang.srt.disaggregation.decode"
+#: Where logprobs are gathered: in the first to 0.5.15, in the second from 0.5.16.
+LOGPROBS = ("sglang.srt.layers.utils.logprob", "sglang.srt.layers.logprob_processor")
 MOONCAKE = "sglang.srt.disaggregation.mooncake.conn"
 POLICY = "sglang.srt.managers.schedule_policy"
 SCHEDULER = "sglang.srt.managers.scheduler"
@@ -120,6 +122,11 @@ def committed_len(req: Any) -> int:
     """Of those, slots of tokens that are known to be right: fewer with speculation. In ``req.kv`` from 0.5.16."""
     owner = req if hasattr(req, "kv_committed_len") else req.kv
     return int(owner.kv_committed_len)
+
+
+def token_ids_logprob(req: Any) -> Any:
+    """Ids of which a request wants a logprob in every step, None without. In ``req.logprob`` from 0.5.13."""
+    return (req if hasattr(req, "token_ids_logprob") else req.logprob).token_ids_logprob
 
 
 def mapping_of(coordinator: Any, req: Any) -> tuple[Any, Any]:

@@ -117,6 +117,9 @@ SLIPS = [
     (OLD, "length-limit", "allocator.size_full", "allocator.size"),
     (OLD, "prealloc-memory", "self._hold_back_without_room() if", "self._hold_back_with_room() if"),
     (OLD, "index-upload", ").to(self.device, non_blocking=True)", ").to(self.device)"),
+    (OLD, "logprob-ids", "[r.token_ids_logprob for", "[r.token_ids_logprobs for"),
+    (OLD, "logprob-none", "logprobs.new_empty(0)", "logprobs.new_zeros(0)"),
+    (OLD, "multimodal-batch", "batch.multimodal_inputs", "batch.multimodal_input"),
     ("0.5.23", "tp-ready", "self.tp_world_size == 1 and", "self.tp_world_size > 1 and"),
     ("0.5.23", "pp-layer", "layer_id -= self", "layer_id += self"),
     ("0.5.23", "pause-staged", "coordinator.ack_staging_queue", "coordinator.ack_queue"),
@@ -147,6 +150,8 @@ SLIPS = [
     ),
     ("0.5.23", "prealloc-memory", "self._hold_back_without_room() if", "self._hold_back_with_room() if"),
     ("0.5.23", "held-abort", "prealloc_queue.held_rebootstrap_reqs", "prealloc_queue.retracted_queue"),
+    ("0.5.23", "logprob-ids", "[r.logprob.token_ids_logprob for", "[r.logprob.token_ids_logprobs for"),
+    ("0.5.23", "multimodal-batch", "batch.multimodal_inputs", "batch.multimodal_input"),
 ]
 
 

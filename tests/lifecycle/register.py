@@ -28,6 +28,7 @@ UNSERVED = ("0.5.13",)
 """Releases that, unchanged, end with the first request that decodes; only `plain` is judged on them."""
 
 HOST_LEAK, DEVICE_LEAK = "host rows in no hand", "device pages in no hand"
+TO_LIST = "has no attribute 'tolist'"
 DECODED = "the aborted request was decoded"
 
 
@@ -81,6 +82,11 @@ DEFECTS: dict[str, tuple[tuple[tuple[str, ...], str], ...]] = {
     "abort-transferred": ((ALL, DECODED),),
     "abort-everything": ((ALL, "gone ended as [], not as aborted once"),),
     "abort-slow-transfer": ((ALL, DECODED),),
+    "logprobs-beside-none": ((_span("0.5.10", "0.5.20"), TO_LIST),),
+    "named-beside-none": ((_span("0.5.10", "0.5.20"), TO_LIST), (("0.5.23",), "logprobs of the ids")),
+    "names-tokens": ((ALL, "logprobs of the ids"),),
+    "joins-as-prefilled": ((ALL, "token_ids_logprobs is"),),
+    "mrope-positions": ((ALL, "'NoneType' object is not"),),
     "step-without-waiting": ((OLD, "a step waits for the forward pass: tensor"),),
 }
 

@@ -16,11 +16,11 @@ from collections.abc import Callable, Iterable
 from types import SimpleNamespace
 
 import torch
-from sglang.srt.layers.logits_processor import LogitsProcessorOutput
 from sglang.srt.managers.schedule_batch import Req, ScheduleBatch
 from sglang.srt.managers.utils import GenerationBatchResult
 from sglang.srt.sampling.sampling_params import SamplingParams
 
+from . import logprobs
 from .pools import Pools, content, differ, slot_of, some
 from .server import PAGE, SLOTS, TOP_K, VOCABULARY
 from .transfers import ADDRESS, Prefill
@@ -49,6 +49,7 @@ class World:
         self.inbox: list[object] = []
         self._ends: dict[str, list[str]] = {}
         self._streamed: dict[str, list[int]] = {}
+        self._logprobs: dict[str, logprobs.Got] = {}
         self._read = 0
         """Replies of which ends and tokens are known."""
         self._decode_mem = ScheduleBatch.check_decode_mem
@@ -67,6 +68,7 @@ class World:
             known.clear()
         self._ends.clear()
         self._streamed.clear()
+        self._logprobs.clear()
         self.turn = self._read = 0
         self.prefer_priority(False)
         if self.prefill:
@@ -74,19 +76,20 @@ class World:
 
     # --- driving ---
 
-    def submit(self, rid: str, prompt: int, output: int, priority: int | None = None) -> Req:
-        """Queue a request of `prompt` tokens that will answer with exactly `output` more."""
+    def submit(self, rid: str, prompt: int, output: int, priority: int | None = None, **more: object) -> Req:
+        """Queue a request of `prompt` tokens that will answer with exactly `output` more, and asks for `more`."""
         first = 100 + SPAN * len(self.requests)
         ids = list(range(first, first + prompt))
         sampling = SamplingParams(max_new_tokens=output, temperature=0.0, ignore_eos=True)
         sampling.normalize(None)
         text = {"origin_input_text": "", "origin_input_ids": array("q", ids) if _wants_arrays() else ids}
-        req = Req(rid=rid, sampling_params=sampling, vocab_size=VOCABULARY, priority=priority, **text)
+        req = Req(rid=rid, sampling_params=sampling, vocab_size=VOCABULARY, priority=priority, **text, **more)
+        logprobs.no_prompt(req)
         self.requests[rid] = req
         self.scheduler._add_request_to_queue(req)
         return req
 
-    def arrive(self, rid: str, prompt: int, output: int, priority: int | None = None) -> None:
+    def arrive(self, rid: str, prompt: int, output: int, priority: int | None = None, **more: object) -> None:
         """Have such a request come from the tokenizer: SGLang checks its length, and may answer with an error."""
         first = 100 + SPAN * len(self.requests) + SPAN * len(self.inbox)
         ids = list(range(first, first + prompt))
@@ -99,6 +102,7 @@ class World:
             **{"rid": rid, "input_text": "", "sampling_params": sampling, "priority": priority},
             "input_ids": array("q", ids) if _wants_arrays() else ids,
             **{"return_logprob": False, "logprob_start_len": -1, "top_logprobs_num": 0, "stream": True},
+            **more,
         }
         if self.prefill:
             fields |= ADDRESS | {"bootstrap_room": 1 + len(self.requests) + len(self.inbox)}
@@ -235,13 +239,21 @@ class World:
         self._read_replies()
         return self._streamed.get(rid, [])
 
+    def logprobs(self, rid: str) -> logprobs.Got:
+        """The logprobs that its client got."""
+        self._read_replies()
+        return self._logprobs.get(rid, logprobs.Got())
+
     def _read_replies(self) -> None:
         for reply in self.replies[self._read :]:
             if type(reply).__name__ == "AbortReq":
                 self._ends.setdefault(reply.rid, []).append("abort")
             elif hasattr(reply, "finished_reasons"):
-                for name, reason, tokens in zip(reply.rids, reply.finished_reasons, reply.output_ids, strict=True):
+                rows = zip(reply.rids, reply.finished_reasons, reply.output_ids, strict=True)
+                for row, (name, reason, tokens) in enumerate(rows):
                     self._streamed.setdefault(name, []).extend(tokens)
+                    if reply.output_token_logprobs_val:
+                        self._logprobs.setdefault(name, logprobs.Got()).add(reply, row)
                     if reason:
                         self._ends.setdefault(name, []).append(reason["type"])
         self._read = len(self.replies)
@@ -372,12 +384,9 @@ class World:
             rows[where] = content(tokens, layer)
         if batch.forward_mode.is_decode():
             self._attend(batch, slots, lengths, tokens.tolist())
-        last = torch.tensor(counts).cumsum(0) - 1
-        return GenerationBatchResult(
-            logits_output=LogitsProcessorOutput(next_token_logits=None),
-            next_token_ids=tokens[last] + 1,
-            can_run_cuda_graph=False,
-        )
+        following = tokens[torch.tensor(counts).cumsum(0) - 1] + 1
+        output = logprobs.sampled(self.scheduler.tp_worker.model_runner.sampler, batch, counts, following)
+        return GenerationBatchResult(logits_output=output, next_token_ids=following, can_run_cuda_graph=False)
 
     def _attend(self, batch, slots: list[int], lengths: list[int], newest: list[int]) -> None:
         """Look some tokens of each request up, the newest and others each time, and check what is found."""

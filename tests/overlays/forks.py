@@ -48,7 +48,44 @@ EAGLE, VERIFY = "sglang.srt.speculative.eagle_worker", "EAGLEWorker.verify"
 START = "Scheduler.__init__"
 POOLS, BUILD = "sglang.srt.mem_cache.kv_cache_configurator", "KVCacheConfigurator._init_pools"
 FREE = "release_kv_cache("
+JOIN = "Scheduler._build_hisparse_decode_batch"
+LOGPROB = "sglang.srt.layers.utils.logprob"
 RETURN = "            return\n        "
+
+JOINING = (
+    Fork(
+        "logprob-ids",
+        "of the answer",
+        NEW,
+        SCHEDULER,
+        JOIN,
+        "r.origin_input_ids) for",
+        "r.output_ids) for",
+        "output_ids",
+    ),
+    Fork("logprob-ids", "always", OLD, SCHEDULER, JOIN, "if batch.return_logprob:", "if reqs:", "batch.return_logprob"),
+    Fork("logprob-ids", "more parameters", OLD, SCHEDULER, JOIN, "(self, reqs)", "(self, reqs, chunk)", "chunk"),
+    Fork(
+        "logprob-none",
+        "another filler",
+        OLD,
+        LOGPROB,
+        "get_token_ids_logprobs_raw",
+        "vals.append([])",
+        "vals.append(logprobs[i, :0])",
+        "new_empty",
+    ),
+    Fork(
+        "multimodal-batch",
+        "of some",
+        NEW,
+        SCHEDULER,
+        JOIN,
+        "if batch.return_logprob:",
+        "if self.is_multimodal:\n            batch.multimodal_inputs = []\n        if batch.return_logprob:",
+        "self.is_multimodal",
+    ),
+)
 
 WORKER = "TpModelWorker.forward_batch_generation"
 SPECULATIVE = (
@@ -427,6 +464,7 @@ FORKS = (
     ),
     *SPECULATIVE,
     *COST,
+    *JOINING,
 )
 
 #: Put at the end of a module, each makes of a method something that its class does not show.
