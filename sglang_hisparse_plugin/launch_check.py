@@ -6,6 +6,7 @@ command line, to the hooks of the overlays.
 
 from __future__ import annotations
 
+import functools
 import json
 import logging
 import sys
@@ -16,7 +17,7 @@ from . import config, installation, upstream
 from .overlays import OVERLAYS, speculative, speculative_guard
 from .patching import engine
 from .patching.outcome import Applied, Defective, Fixed, Refused
-from .speculative import limits
+from .speculative import limits, room
 
 logger = logging.getLogger(__name__)
 
@@ -26,6 +27,7 @@ NUMBERS: dict[str, Any] = {
     "device_buffer_size": None,
     "host_to_device_ratio": 2,
 }  #: and SGLang's defaults
+RESOLVE = "resolve_once"  #: of ServerArgs from 0.5.19 on; before, they are what they mean once they are built
 SENDS_PAGES = ("nixl", "mori")  #: --disaggregation-transfer-backend
 EXAMPLE = "write it in single quotes, as in --hisparse-config '{\"device_buffer_size\": 4096}'"
 
@@ -34,13 +36,24 @@ def from_cli_args(original: Any, cls: Any, namespace: Any, *args: Any, **kwargs:
     """Around `ServerArgs.from_cli_args`: what is given first, for SGLang may stumble over it; then what it means."""
     _check(namespace, lambda: _flags(namespace))
     server_args = original(cls, namespace, *args, **kwargs)
-    _check(server_args, lambda: _meaning(server_args))
+    if not hasattr(server_args, RESOLVE):
+        _check(server_args, lambda: _decided(server_args))
     return server_args
+
+
+def resolve_once(original: Any, server_args: Any) -> Any:
+    """Around `ServerArgs.resolve_once`, where releases from 0.5.19 on make of arguments what they mean."""
+    if upstream.is_resolved(server_args):
+        return original(server_args)
+    _check(server_args, lambda: _flags(server_args))
+    result = original(server_args)
+    _check(server_args, lambda: _decided(server_args))
+    return result
 
 
 def scheduler_init(original: Any, scheduler: Any, server_args: Any, *args: Any, **kwargs: Any) -> Any:
     """Around `Scheduler.__init__`: the same for an engine, and what was left out by name."""
-    _check(server_args, lambda: [*_flags(server_args), *_meaning(server_args)])
+    _check(server_args, lambda: _decided(server_args))
     if getattr(server_args, "enable_hisparse", False) and not _off():
         for warning in left_out(server_args):
             logger.warning("HiSparse plugin: %s", warning)
@@ -88,7 +101,7 @@ def transfer(given: Any) -> Iterator[str]:
 
 def left_out(server_args: Any) -> Iterator[str]:
     """What happens to a server that speculates, where the overlay that it needs is not applied."""
-    if not getattr(server_args, "speculative_algorithm", None):
+    if not limits.asked(upstream.resolved(server_args)):
         return
     tree, planned = installation.find().tree, _plan()
     for overlay in (speculative.OVERLAY, speculative_guard.OVERLAY):
@@ -98,40 +111,45 @@ def left_out(server_args: Any) -> Iterator[str]:
             yield f"overlay {overlay.id}, which speculation needs, is not applied ({why}): {overlay.loses}"
 
 
-def _flags(given: Any) -> Iterator[str]:
+def _flags(given: Any, *, resolved: bool = False) -> Iterator[str]:
     """What can be told without the model."""
     yield from hisparse_config(getattr(given, "hisparse_config", None))
     yield from transfer(given)
-    if not getattr(given, "speculative_algorithm", None):
+    if not limits.asked(given):
         return
-    planned = _plan()
-    if isinstance(planned[speculative.OVERLAY.id], Applied):
-        yield from limits.prefixed(limits.arguments(given))
-    elif isinstance(planned[speculative_guard.OVERLAY.id], Applied):
-        yield limits.NOT_HERE
-    elif isinstance(speculative.OVERLAY.probe(installation.find().tree), Fixed):
-        yield from limits.prefixed(limits.of_sglang(given))
+    if _serves():
+        yield from limits.prefixed(limits.arguments(given, resolved=resolved))
+    elif isinstance(_plan()[speculative_guard.OVERLAY.id], Applied):
+        yield str(limits.NOT_HERE)
+    elif _sglang_serves():
+        yield from limits.prefixed(limits.of_sglang(given, resolved=resolved))
 
 
-def _meaning(server_args: Any) -> Iterator[str]:
-    """What takes the model's configuration to tell."""
-    if getattr(server_args, "speculative_algorithm", None) and isinstance(_plan()[speculative.OVERLAY.id], Applied):
-        numbers = NUMBERS | json.loads(server_args.hisparse_config or "{}")
-        names, top_k = upstream.model_and_top_k(server_args, installation.find().tree, numbers["top_k"])
-        yield from limits.prefixed(
-            [
-                *hisparse_config(server_args.hisparse_config, top_k),
-                *limits.model(server_args, names),
-                *limits.sizes(_asked(server_args, top_k, numbers["device_buffer_size"] or 2 * numbers["top_k"])),
-            ]
-        )
+def _decided(server_args: Any) -> Iterator[str]:
+    """What is wrong with what SGLang has made of the arguments; the model's configuration tells the rest."""
+    view = upstream.resolved(server_args)
+    wrong = [*_flags(view, resolved=True)]
+    yield from wrong
+    by_plugin = _serves()
+    if wrong or not limits.asked(view) or not (by_plugin or _sglang_serves()):
+        return
+    numbers = NUMBERS | json.loads(view.hisparse_config or "{}")
+    names, top_k = upstream.model_and_top_k(server_args, installation.find().tree, numbers["top_k"])
+    asked = _asked(view, top_k, numbers["device_buffer_size"] or 2 * numbers["top_k"])
+    yield from limits.prefixed(
+        [
+            *hisparse_config(view.hisparse_config, top_k),
+            *limits.model(view, names, by_plugin=by_plugin),
+            *(room.sizes(asked) if by_plugin else room.sizes_of_sglang(asked)),
+        ]
+    )
 
 
-def _asked(server_args: Any, top_k: int, hot_buffer: int) -> limits.Sizes:
+def _asked(server_args: Any, top_k: int, hot_buffer: int) -> room.Sizes:
     """Slots and rows are known where both are given; each data-parallel rank has its share of slots."""
     slots, rows = server_args.max_running_requests, server_args.max_total_tokens
-    return limits.Sizes(
-        server_args.speculative_num_draft_tokens,
+    return room.Sizes(
+        server_args.speculative_num_draft_tokens or 0,
         top_k,
         hot_buffer,
         PAGE,
@@ -140,8 +158,29 @@ def _asked(server_args: Any, top_k: int, hot_buffer: int) -> limits.Sizes:
     )
 
 
+def _serves() -> bool:
+    """Whether the plugin makes speculation possible."""
+    return isinstance(_plan()[speculative.OVERLAY.id], Applied)
+
+
+@functools.cache
+def _sglang_serves_at(found: installation.Installation) -> bool:
+    return isinstance(speculative.OVERLAY.probe(found.tree), Fixed)
+
+
+def _sglang_serves() -> bool:
+    return _sglang_serves_at(installation.find())
+
+
 def _plan() -> engine.Plan:
-    return engine.plan(OVERLAYS, installation.find().tree, config.skipped())
+    return _plan_of(installation.find(), frozenset(config.skipped()))
+
+
+@functools.cache
+def _plan_of(found: installation.Installation, skipped: frozenset[str]) -> engine.Plan:
+    """Of what decides who speculates, and what that requires."""
+    wanted = {speculative.OVERLAY.id, speculative_guard.OVERLAY.id, *speculative.OVERLAY.requires}
+    return engine.plan([overlay for overlay in OVERLAYS if overlay.id in wanted], found.tree, skipped)
 
 
 def _off() -> bool:

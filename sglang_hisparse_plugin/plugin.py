@@ -74,6 +74,8 @@ def _try(install: Callable[[Hooker], None], hooker: Hooker) -> None:
 def _hook_arguments(hooker: Hooker) -> None:
     for name, shim in (("add_cli_args", _add_cli_args), ("from_cli_args", _checked_from_cli_args)):
         _install_once(hooker, f"{ARGUMENTS}:ServerArgs.{name}", shim)
+    if hasattr(sys.modules[ARGUMENTS].ServerArgs, launch_check.RESOLVE):
+        _install_once(hooker, f"{ARGUMENTS}:ServerArgs.{launch_check.RESOLVE}", launch_check.resolve_once)
 
 
 def _hook_scheduler(hooker: Hooker) -> None:

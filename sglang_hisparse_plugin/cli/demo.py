@@ -200,7 +200,8 @@ def _variant(options: argparse.Namespace) -> Variant | None:
     dtype = options.kv_cache_dtype or default.kv_dtype
     if options.device == "cpu" and dtype != default.kv_dtype:
         raise _CannotRun(f"no stand-in on a CPU for a KV cache of {dtype}; use --device cuda, or {default.kv_dtype}")
-    return Variant(options.draft_tokens or default.draft_tokens, not options.no_overlap, not options.eager, dtype)
+    graphs = options.device != "cpu" and not options.eager  # a CPU has none
+    return Variant(options.draft_tokens or default.draft_tokens, not options.no_overlap, graphs, dtype)
 
 
 def _folder(wanted: Path | None) -> Path:

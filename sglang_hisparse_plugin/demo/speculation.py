@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 
-from ..patching.outcome import Refused
+from ..patching.outcome import Applied, Refused, Skipped
+from ..speculative import limits, room
 from . import checks, walks
 from .checks import Report
 from .model import Draft
@@ -14,8 +15,10 @@ from .side_by_side import SideBySide, Up
 from .walks import Walk
 
 OVERLAY = "speculative"  #: the overlay that makes HiSparse serve speculative decoding
+GUARD = "speculative-guard"  #: the one that ends a server where none does
 NEARLY = 0.9  #: of the most tokens a verification can give, where every draft is right
 WITHOUT, WITH = "without HiSparse", "with HiSparse"
+REFUSED = "nothing serves both on this release, and a server that is asked to says so and ends"
 CONTROL = "control: with the plugin off, a server with both does not serve"
 
 
@@ -31,7 +34,16 @@ def run(launcher: Launcher, quick: bool = False) -> Report:
     right = launcher.server("right-drafts-with-hisparse", draft=Draft.RIGHT)
     wrong = launcher.server("wrong-drafts-with-hisparse", draft=Draft.WRONG)
     off = launcher.server("plugin-off", plugin="off", draft=Draft.RIGHT)
-    refused = checks.planned(launcher).get(OVERLAY)
+    planned = checks.planned(launcher)
+    if isinstance(planned.get(GUARD), Applied):
+        checks.make(report, [(REFUSED, lambda: _refused(report, half))])
+        return report
+    refused = planned.get(OVERLAY)
+    top_k = launcher.scale.dims.index_topk
+    if isinstance(refused, Skipped) and top_k < room.OWN_LEAST_TOP_K:
+        why = f"SGLang's own way takes a top-k from {room.OWN_LEAST_TOP_K} on, this model has {top_k}: make speculative"
+        report.add("HiSparse serves speculative decoding", False, why)
+        return report
     if isinstance(refused, Refused):
         report.add("HiSparse serves speculative decoding", False, f"refused: {refused.evidence}. {refused.reason}")
         later = [without]
@@ -49,6 +61,15 @@ def run(launcher: Launcher, quick: bool = False) -> Report:
         start = [] if isinstance(refused, Refused) else [first]
         checks.make(report, [*start, *(parts[server] for server in later)])
     return report
+
+
+def _refused(report: Report, server: Server) -> None:
+    try:
+        with server:
+            report.add(REFUSED, False, "it started")
+    except ServerFailed:
+        told = str(limits.NOT_HERE) in server.log_text()
+        report.add(REFUSED, told, str(limits.NOT_HERE) if told else f"it ended without: {server.last_exception()}")
 
 
 def _half_wrong(launcher: Launcher, report: Report, server: Server, others: SideBySide) -> None:

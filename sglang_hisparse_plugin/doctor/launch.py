@@ -6,6 +6,7 @@ import re
 import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 from ..sizing.amounts import count
@@ -45,6 +46,9 @@ FLAGS: dict[str, tuple[tuple[str, ...], Callable[[str], Any] | None]] = {
     "speculative_adaptive": (("--speculative-adaptive",), None),
     "enable_multi_layer_eagle": (("--enable-multi-layer-eagle",), None),
     "enable_two_batch_overlap": (("--enable-two-batch-overlap",), None),
+    "enable_pdmux": (("--enable-pdmux",), None),
+    "enable_return_aux_hidden_states": (("--enable-return-aux-hidden-states",), None),
+    "disable_overlap_schedule": (("--disable-overlap-schedule",), None),
     "overrides": (("--json-model-override-args",), str),
     "config_file": (("--config",), str),
     "plugin_mode": (("--hisparse-plugin",), str),
@@ -53,8 +57,9 @@ FLAGS: dict[str, tuple[tuple[str, ...], Callable[[str], Any] | None]] = {
     "plugin_trace": (("--hisparse-plugin-trace",), str),
 }
 MOST = 1 << 40
+CHOSEN_STEPS = 3  #: that SGLang takes for models with sparse attention, where nothing of the kind is given
 #: Values that make sense, where those are not 1 to MOST.
-RANGES = {"base_gpu_id": (0, MOST), "mem_fraction": (0.01, 0.99)}
+RANGES = {"base_gpu_id": (0, MOST), "speculative_num_steps": (0, MOST), "mem_fraction": (0.01, 0.99)}
 ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
 PYTHON = re.compile(r"(.*/)?python[0-9.]*")
 
@@ -83,10 +88,18 @@ class Launch:
 
     @property
     def drafts(self) -> int:
-        """Draft tokens of a step; 0 where it does not speculate or does not say. A chain has one more than steps."""
+        """Draft tokens of a step; 0 where it does not speculate or does not say. SGLang goes by a chain's steps."""
         if not self.get("speculative_algorithm"):
             return 0
-        return int(self.get("draft_tokens") or self.get("speculative_num_steps", -1) + 1)
+        given = (self.get("draft_tokens"), self.get("speculative_eagle_topk"))
+        steps = self.get("speculative_num_steps", CHOSEN_STEPS if given == (None, None) else None)
+        return int(steps + 1 if steps is not None else given[0] or 0)
+
+    @property
+    def arguments(self) -> SimpleNamespace:
+        """By the server's own names, for what judges those."""
+        renamed = {"enable_dp_attention": "dp_attention", "speculative_num_draft_tokens": "draft_tokens"}
+        return SimpleNamespace(**self.options, **{theirs: self.get(ours) for theirs, ours in renamed.items()})
 
     def spelled(self) -> str:
         """The flags as a shell would read them."""

@@ -9,6 +9,7 @@ from ..patching.outcome import Absent, Defective, Fixed, Unknown, Verdict
 from ..patching.overlay import Hook, Overlay
 from ..patching.source import SourceTree
 from ..speculative import limits
+from ..speculative.problem import Unsupported
 from . import speculative
 from .probing import existing, expect, expect_hookable, probe
 
@@ -31,9 +32,9 @@ def judge(tree: SourceTree) -> Verdict:
 
 def refuse(original: Any, scheduler: Any, server_args: Any, *args: Any, **kwargs: Any) -> Any:
     """Before anything is loaded."""
-    if all(getattr(server_args, flag) for flag in FLAGS):
+    if server_args.enable_hisparse and limits.asked(upstream.resolved(server_args)):
         with limits.ends_the_process():
-            raise limits.Unsupported(limits.NOT_HERE)
+            raise Unsupported(str(limits.NOT_HERE))
     return original(scheduler, server_args, *args, **kwargs)
 
 

@@ -130,6 +130,8 @@ def check(server: Server) -> None:
             f"nothing serves speculation with HiSparse on SGLang {server.release}: take 0.5.10 to 0.5.15 with this "
             "plugin, or 0.5.22 and later, or leave out --draft-tokens"
         )
+    if server.draft_tokens == 1:
+        raise SizingError("1 draft token is the one that is known, so that none is verified: give 2 or more")
     selected = server.draft_tokens * hisparse.top_k
     if server.version < (0, 5, 22):  # the plugin's own speculation: speculative/limits.py
         if selected > hisparse.device_buffer_size:

@@ -9,19 +9,16 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from .. import config, upstream
+from .problem import Problem, Unsupported
+from .room import Sizes, sizes
 
+Rows = dict[str, tuple[tuple[object, ...], str]]
 
-class Unsupported(ValueError):
-    """A configuration that cannot be right; the text says why and what to change."""
-
-
-#: argument of the server -> (the values it may have, what else to do)
-ARGUMENTS = {
+_OF_BOTH: Rows = {
     "speculative_algorithm": (
         ("EAGLE", "NEXTN"),
         "use --speculative-algorithm EAGLE, the model's own next-token layer",
@@ -29,124 +26,103 @@ ARGUMENTS = {
     "speculative_eagle_topk": ((None, 1), "use --speculative-eagle-topk 1: drafts are verified as chains, not trees"),
     "speculative_adaptive": ((None, False), "leave --speculative-adaptive out: the length of drafts is fixed"),
     "enable_multi_layer_eagle": ((None, False), "leave --enable-multi-layer-eagle out"),
-    "disaggregation_mode": ((None, "null"), "serve without PD disaggregation"),
     "pp_size": ((None, 1), "serve without pipeline parallelism"),
     "enable_two_batch_overlap": ((None, False), "leave --enable-two-batch-overlap out"),
-    "enable_mixed_chunk": ((None, False), "leave --enable-mixed-chunk out"),
 }
+#: argument of the server -> (the values it may have, what else to do)
+ARGUMENTS: Rows = _OF_BOTH | {
+    "disaggregation_mode": ((None, "null"), "serve without PD disaggregation, or install 0.5.22 or later"),
+}
+#: The same for SGLang's own way, from 0.5.22 on.
+ARGUMENTS_OF_SGLANG: Rows = _OF_BOTH | {
+    "disable_overlap_schedule": (
+        (None, False),
+        "without the overlap scheduler (pipeline stages have none) this SGLang keeps no draft of a request that leaves "
+        "staging, and its first decode step ends the server: leave --disable-overlap-schedule out",
+    ),
+}
+#: How the command line of releases to 0.5.13 names an argument before SGLang has read it.
+SPELLED = {"pp_size": "pipeline_parallel_size"}
+#: What SGLang turns off by itself where one of these is given, so that only what it makes of it counts.
+TURNED_OFF = {"speculative_adaptive": ("enable_dp_attention", "enable_pdmux")}
 #: SGLang's switches of the indexer's fused top-k, by release. Off, positions are translated where rows are at hand.
 FUSED_TOP_K = ("SGLANG_NSA_FUSE_TOPK", "SGLANG_DSA_FUSE_TOPK")
 
 #: Where nothing serves both.
-NOT_HERE = (
+NOT_HERE = Problem(
     "HiSparse with speculative decoding: this SGLang cannot serve it, for draft tokens would be verified against the "
-    "wrong rows, and the plugin does not reach it. Install 0.5.10 to 0.5.15, where the plugin serves it, or 0.5.22 or "
-    "later, which can by itself; or leave out --speculative-algorithm or --enable-hisparse"
+    "wrong rows, and the plugin does not reach it",
+    "install 0.5.10 to 0.5.15, where the plugin serves it, or 0.5.22 or later, which can by itself; or leave out "
+    "--speculative-algorithm or --enable-hisparse",
 )
 
-OWN_DRAFT_TOKENS = (None, 2, 3, 4)  #: of SGLang's kernel
 
 V32 = "DeepseekV32ForCausalLM"  #: DeepSeek-V3.2
-V4 = "DeepSeek-V4's compressed KV cache is not covered"
+V4 = Problem("DeepSeek-V4's compressed KV cache is not covered", "leave --speculative-algorithm out")
 SWAP_IN = "swap-in"  #: the overlay whose kernel is needed
 
 
 PREFIX = "HiSparse with speculative decoding: "
 
 
-@dataclass(frozen=True)
-class Sizes:
-    """What is asked of the pools; None: not known yet."""
-
-    steps: int
-    """Draft tokens of a request."""
-    top_k: int
-    """Tokens that a query selects."""
-    hot_buffer: int
-    page: int
-    slots: int | None = None
-    """Requests that may run at once."""
-    rows: int | None = None
-    """Of the device pool."""
-
-    @classmethod
-    def of_pools(cls, coordinator: Any, steps: int) -> Sizes:
-        """As they have been built."""
-        return cls(
-            steps,
-            coordinator.top_k,
-            coordinator.device_buffer_size,
-            coordinator.mem_pool_device.page_size,
-            coordinator.req_to_token_pool.size,
-            coordinator.token_to_kv_pool_allocator.hisparse_attn_allocator.size,
-        )
+def asked(given: Any) -> bool:
+    """Whether there is to be speculation: with aux hidden states to return, the algorithm only names their layers."""
+    name = str(getattr(given, "speculative_algorithm", None)).upper()
+    return name not in {"", "NONE"} and not getattr(given, "enable_return_aux_hidden_states", False)
 
 
-def arguments(given: Any) -> Iterator[str]:
-    """What is wrong with the arguments of a server, parsed or not."""
-    for name, (allowed, remedy) in ARGUMENTS.items():
-        value = getattr(given, name, None)
-        if (value.upper() if name == "speculative_algorithm" and value else value) not in allowed:
-            yield f"{name} is {value!r}: {remedy}"
+def arguments(given: Any, environment: Mapping[str, str] = os.environ, *, resolved: bool = False) -> Iterator[Problem]:
+    """What is wrong with the arguments of a server.
+
+    Args:
+        resolved: they are as SGLang has made them; otherwise as they were given.
+    """
+    yield from _wrong(ARGUMENTS, given, resolved)
     if SWAP_IN in config.skipped():
-        yield f"overlay {SWAP_IN} is left out, and SGLang's own kernel knows no draft tokens: do not skip it"
+        yield Problem(f"overlay {SWAP_IN} is left out, and SGLang's own kernel knows no draft tokens", "do not skip it")
     for name in FUSED_TOP_K:
-        if os.environ.get(name, "1").lower() in {"0", "false", "no"}:
-            yield f"{name} is off: unset it"
+        if environment.get(name, "1").lower() in {"0", "false", "no"}:
+            yield Problem(f"{name} is off", "unset it")
     if getattr(given, "device", None) == "cuda":
         yield from _compiler()
 
 
-def model(server_args: Any, architectures: Iterable[str]) -> Iterator[str]:
+def of_sglang(given: Any, *, resolved: bool = False) -> Iterator[Problem]:
+    """The same for SGLang's own way, from 0.5.22 on, which finds it out late or with a traceback."""
+    yield from _wrong(ARGUMENTS_OF_SGLANG, given, resolved)
+
+
+def _wrong(rows: Rows, given: Any, resolved: bool) -> Iterator[Problem]:
+    for name, (allowed, remedy) in rows.items():
+        value = getattr(given, name, None) or getattr(given, SPELLED.get(name, name), None)
+        by_sglang = not resolved and any(getattr(given, other, None) for other in TURNED_OFF.get(name, ()))
+        if (value.upper() if name == "speculative_algorithm" and value else value) not in allowed and not by_sglang:
+            yield Problem(f"{name} is {value!r}", remedy)
+    n = getattr(given, "speculative_num_draft_tokens", None)
+    k, steps = getattr(given, "speculative_eagle_topk", None), getattr(given, "speculative_num_steps", None)
+    if not resolved and steps is None and (n, k) != (None, None):
+        yield Problem(
+            f"no speculative_num_steps, but speculative_num_draft_tokens is {n} and speculative_eagle_topk is {k}",
+            f"add --speculative-num-steps {max(1, (n or 0) - 1)}, or leave all three to SGLang",
+        )
+
+
+def model(server_args: Any, architectures: Iterable[str], *, by_plugin: bool = True) -> Iterator[Problem]:
     """Why this SGLang could not draft for a model of these architectures, or not with HiSparse."""
     if any(name.startswith("DeepseekV4") for name in architectures):
         yield V4
-    if getattr(server_args, "speculative_draft_model_path", None) not in {None, server_args.model_path}:
-        return
-    if V32 in architectures and not upstream.finds_next_token_layer(V32):
-        yield (
-            f"this SGLang does not find the next-token layer of {V32}: install 0.5.12 or later, or add "
-            """--json-model-override-args '{"architectures": ["DeepseekV3ForCausalLM"]}'"""
+    own = getattr(server_args, "speculative_draft_model_path", None) in {None, server_args.model_path}
+    if by_plugin and own and V32 in architectures and not upstream.finds_next_token_layer(V32):
+        yield Problem(
+            f"this SGLang does not find the next-token layer of {V32}",
+            "install 0.5.12 or later, or add "
+            """--json-model-override-args '{"architectures": ["DeepseekV3ForCausalLM"]}'""",
         )
-
-
-def sizes(s: Sizes) -> Iterator[str]:
-    """Where draft tokens do not fit the buffers, or the buffers the device pool."""
-    most = s.hot_buffer // s.top_k
-    if s.steps > most:
-        yield (
-            f"{s.steps} draft tokens select up to {s.steps} x {s.top_k} rows, the hot buffer has {s.hot_buffer}: "
-            f"set device_buffer_size to {s.steps * s.top_k} or more in --hisparse-config"
-            + (f", or --speculative-num-draft-tokens to {most}" if most > 1 else "")
-        )
-    if s.steps > s.page - 1:
-        yield f"{s.steps} draft tokens do not fit an extra page of {s.page} rows: at most {s.page - 1}"
-    buffer = s.hot_buffer + s.page
-    if s.slots is not None and s.rows is not None and s.slots * buffer > s.rows:
-        fit = s.rows // buffer
-        remedy = f"set --max-running-requests to {fit}" if fit else "give the KV cache more memory"
-        yield (
-            f"each request has a whole buffer of {buffer} rows from its first step on; {s.slots} of them "
-            f"need {s.slots * buffer} rows and the device pool has {s.rows}: {remedy}, or a smaller "
-            "device_buffer_size in --hisparse-config"
-        )
-
-
-def of_sglang(given: Any) -> Iterator[str]:
-    """What SGLang's own way, from 0.5.22 on, cannot do and finds out late."""
-    if getattr(given, "disable_overlap_schedule", False):
-        yield (
-            "without the overlap scheduler this SGLang keeps no draft of a request that leaves staging, and its first "
-            "decode step ends the server: leave --disable-overlap-schedule out"
-        )
-    tokens = getattr(given, "speculative_num_draft_tokens", None)
-    if tokens not in OWN_DRAFT_TOKENS:
-        yield f"{tokens} draft tokens are not among the 2 to 4 that this SGLang's kernel takes"
 
 
 def check_arguments(server_args: Any) -> None:
     """Raise :class:`Unsupported` for a server that could not verify drafts with HiSparse."""
-    _raise(arguments(server_args))
+    _raise(arguments(server_args, resolved=True))
 
 
 def check_model(runner: Any) -> None:
@@ -162,9 +138,9 @@ def check_pools(coordinator: Any, steps: int) -> None:
     _raise([*compiler, *sizes(Sizes.of_pools(coordinator, steps))])
 
 
-def prefixed(problems: Iterable[str]) -> list[str]:
+def prefixed(problems: Iterable[Problem | str]) -> list[str]:
     """All of them in one text, or none."""
-    found = list(problems)
+    found = [str(problem) for problem in problems]
     return [PREFIX + "; ".join(found)] if found else []
 
 
@@ -178,13 +154,15 @@ def ends_the_process() -> Iterator[None]:
         raise SystemExit(1) from None
 
 
-def _compiler() -> Iterator[str]:
+def _compiler() -> Iterator[Problem]:
     from ..kernels import build
 
     if build.find_nvcc() is None:
-        yield "the swap-in kernel needs a CUDA compiler, and there is none: put nvcc on PATH or set CUDA_HOME"
+        yield Problem(
+            "the swap-in kernel needs a CUDA compiler, and there is none", "put nvcc on PATH or set CUDA_HOME"
+        )
 
 
-def _raise(problems: Iterable[str]) -> None:
+def _raise(problems: Iterable[Problem]) -> None:
     for text in prefixed(problems):
         raise Unsupported(text)

@@ -13,7 +13,7 @@ SPECULATION = {
     "--speculative-num-steps": "2",
     "--speculative-num-draft-tokens": "3",
 }
-NOWHERE = "Install 0.5.10 to 0.5.15, where the plugin serves it, or 0.5.22 or later"
+NOWHERE = "install 0.5.10 to 0.5.15, where the plugin serves it, or 0.5.22 or later"
 
 
 def config(text: str) -> tuple[str, ...]:

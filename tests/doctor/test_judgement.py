@@ -194,7 +194,11 @@ FLAGS: dict[str, tuple[list[str], str, str]] = {
         "error",
         "SGLang refuses --dp-size 2 on 2 nodes",
     ),
-    "speculation": (with_flags("--speculative-algorithm", "EAGLE"), "error", "SGLang 0.5.12 has no speculative decod"),
+    "speculation": (
+        with_flags("--speculative-algorithm", "EAGLE", "--speculative-num-steps", "1"),
+        "error",
+        "SGLang 0.5.12: HiSparse with speculative decoding: this SGLang cannot serve it",
+    ),
     "dtype": (
         with_flags("--kv-cache-dtype", "fp8_e5m2"),
         "error",

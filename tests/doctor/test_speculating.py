@@ -14,7 +14,10 @@ from sglang_hisparse_plugin.doctor.examine import Subject
 from sglang_hisparse_plugin.doctor.probes import flags, model
 
 APPLIED = {"overlays.overlays.speculative": {"outcome": "applied"}, "sglang.version": "0.5.12"}
-CHAIN = ["--speculative-algorithm", "EAGLE", "--speculative-eagle-topk", "1", "--max-total-tokens", "64000"]
+CHAIN = [
+    *("--speculative-algorithm", "EAGLE", "--speculative-eagle-topk", "1", "--speculative-num-steps", "1"),
+    *("--max-total-tokens", "64000"),
+]
 
 
 def errors(*more: str, changes: dict[str, Any] | None = None) -> list[str]:
@@ -36,21 +39,54 @@ def test_what_fits_is_ready() -> None:
         (["--max-running-requests", "4", "--speculative-num-steps", "2"], "3 draft tokens select up to 6144 rows"),
         (
             ["--max-running-requests", "4", "--speculative-eagle-topk", "4"],
-            "is refused with --speculative-eagle-topk 4",
+            "refused, for speculative_eagle_topk is 4 -> use --speculative-eagle-topk 1",
         ),
         (
             ["--max-running-requests", "4", "--speculative-algorithm", "NGRAM"],
-            "is refused with --speculative-algorithm NGRAM",
+            "refused, for speculative_algorithm is 'NGRAM' -> use --speculative-algorithm EAGLE",
         ),
-        (["--max-running-requests", "4", "--pp-size", "2", "--tp-size", "4"], "with --pp-size 2"),
-        (["--max-running-requests", "4", "--speculative-adaptive"], "with --speculative-adaptive -> leave"),
+        (["--max-running-requests", "4", "--pp-size", "2", "--tp-size", "4"], "pp_size is 2 -> serve without"),
+        (["--max-running-requests", "4", "--speculative-adaptive"], "speculative_adaptive is True -> leave"),
     ],
 )
 def test_what_the_plugin_will_refuse(more: list[str], said: str) -> None:
-    found = (
-        errors("--speculative-num-draft-tokens", "2", *more) if "--speculative-num-steps" not in more else errors(*more)
-    )
+    found = errors(*more)
     assert len(found) == 1 and said in found[0], found
+
+
+OWN = {"sglang.version": "0.5.23", "sglang.speculative": True, "overlays.overlays.speculative": {"outcome": "skipped"}}
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ([], None),
+        (["--speculative-num-steps", "2"], None),  # scratch rows hold what the buffer does not
+        (["--disaggregation-mode", "decode"], None),
+        (["--disable-overlap-schedule"], "disable_overlap_schedule is True -> without the overlap scheduler"),
+        (["--speculative-algorithm", "STANDALONE"], "speculative_algorithm is 'STANDALONE' -> use"),
+        (["--speculative-num-steps", "4"], "5 draft tokens with top_k 2048: SGLang 0.5.23 takes 2 to 4"),
+    ],
+)
+def test_sglangs_own_way(more: list[str], said: str | None) -> None:
+    found = errors("--max-running-requests", "4", *more, changes=OWN)
+    assert found == [] if said is None else len(found) == 1 and said in found[0], found
+
+
+def test_where_nothing_serves_both() -> None:
+    nowhere = {"sglang.version": "0.5.18", "overlays.overlays.speculative": {"outcome": "skipped"}}
+    found = errors("--max-running-requests", "4", changes=nowhere)
+    said = "SGLang 0.5.18: HiSparse with speculative decoding: this SGLang cannot serve it"
+    assert any(said in line and "-> install 0.5.10 to 0.5.15" in line for line in found), found
+
+
+def test_one_draft_token_is_none() -> None:
+    assert any("1 draft token is the one" in line for line in errors("--speculative-num-steps", "0"))
+
+
+def test_steps_are_needed_where_anything_else_is_given() -> None:
+    found = judged({**APPLIED}, [*LAUNCH, "--speculative-algorithm", "EAGLE", "--speculative-eagle-topk", "1"]).findings
+    assert any("add --speculative-num-steps 1" in f.remedy for f in found if f.level.name == "ERROR")
 
 
 def test_ranks_of_dp_attention_share_the_requests() -> None:
@@ -61,7 +97,7 @@ def test_ranks_of_dp_attention_share_the_requests() -> None:
 
 def test_too_many_draft_tokens_are_an_error_without_a_gpu_too() -> None:
     found = errors(
-        "--speculative-num-draft-tokens", "3", "--max-running-requests", "4", changes={"gpu.gpus": [], "gpu.nodes": {}}
+        "--speculative-num-steps", "2", "--max-running-requests", "4", changes={"gpu.gpus": [], "gpu.nodes": {}}
     )
     assert any("3 draft tokens select up to 6144 rows" in line for line in found), found
 

@@ -135,32 +135,3 @@ def test_a_scheduler_says_so_before_it_loads_anything(
     given = arguments(hisparse_config=None, speculative_algorithm="EAGLE")
     launch_check.scheduler_init(lambda *_: said.append(len(caplog.records)), object(), given)
     assert said == [1] and "overlay speculative-guard, which speculation needs" in caplog.text
-
-
-@pytest.mark.parametrize(
-    ("release", "given", "says"),
-    [
-        ("0.5.22", {"disable_overlap_schedule": True}, "leave --disable-overlap-schedule out"),
-        ("0.5.23", {"disable_overlap_schedule": True, "speculative_num_draft_tokens": 3}, "ends the server"),
-        ("0.5.23", {"speculative_num_draft_tokens": 5}, "5 draft tokens are not among the 2 to 4"),
-        ("0.5.23", {"speculative_num_draft_tokens": 4}, None),
-        ("0.5.15", {"disable_overlap_schedule": True, "speculative_num_draft_tokens": 5}, None),  # the plugin's own way
-    ],
-)
-def test_what_sglangs_own_way_finds_out_late(
-    release: str,
-    given: dict[str, Any],
-    says: str | None,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    sglang = installation.Installation(releases.fetch(release))
-    monkeypatch.setattr(installation, "find", lambda: sglang)
-    monkeypatch.setattr(launch_check, "_meaning", lambda server_args: [])
-    asked = arguments(hisparse_config=None, speculative_algorithm="EAGLE", **given)
-    if says is None:
-        assert serve(monkeypatch, asked) == "parsed"
-        return
-    with pytest.raises(SystemExit):
-        serve(monkeypatch, asked)
-    assert says in capsys.readouterr().err

@@ -22,7 +22,6 @@ def arguments(**changed: Any) -> SimpleNamespace:
         "disaggregation_mode": "null",
         "pp_size": 1,
         "enable_two_batch_overlap": False,
-        "enable_mixed_chunk": False,
         "model_path": "model",
         "speculative_draft_model_path": "model",
     }
@@ -81,7 +80,6 @@ def test_arguments_that_a_release_does_not_have_are_no_reason() -> None:
         ("disaggregation_mode", "prefill", "without PD disaggregation"),
         ("pp_size", 2, "without pipeline parallelism"),
         ("enable_two_batch_overlap", True, "leave --enable-two-batch-overlap out"),
-        ("enable_mixed_chunk", True, "leave --enable-mixed-chunk out"),
     ],
 )
 def test_an_argument_is_refused_with_its_value_and_remedy(name: str, value: Any, remedy: str) -> None:
@@ -167,7 +165,7 @@ def test_pools_that_fit_to_the_last_row(steps: int, sizes: dict[str, int]) -> No
             {},
             "3 draft tokens select up to 3 x 2048 rows, the hot buffer has 4096: set device_buffer_size to 6144 or",
         ),
-        (3, {}, "or --speculative-num-draft-tokens to 2"),
+        (3, {}, "or --speculative-num-steps to 1"),
         (5, {"top_k": 16, "buffer": 64}, "5 x 16 rows, the hot buffer has 64: set device_buffer_size to 80 or more"),
         (64, {"top_k": 1}, "64 draft tokens do not fit an extra page of 64 rows: at most 63"),
         (2, {"page": 1}, "at most 0"),
@@ -187,10 +185,10 @@ def test_pools_that_cannot_be_right(steps: int, sizes: dict[str, Any], says: str
     assert says in str(refusal.value)
 
 
-def test_two_drafts_that_do_not_fit_name_no_number_of_drafts() -> None:
+def test_two_drafts_that_do_not_fit_name_no_number_of_steps() -> None:
     with pytest.raises(limits.Unsupported) as refusal:
         limits.check_pools(pools(buffer=2048), 2)
-    assert "--speculative-num-draft-tokens" not in str(refusal.value)
+    assert "--speculative-num-steps" not in str(refusal.value)
 
 
 @pytest.mark.parametrize(("device", "compiler", "refused"), [("cuda", None, True), ("cuda", "nvcc", False)])

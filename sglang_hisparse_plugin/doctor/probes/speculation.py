@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from ...sizing import formulas, shapes
 from ...speculative import limits
+from ...speculative.problem import Problem
 from ..examine import Examined
 from ..finding import Finding, error
-from ..launch import Launch
 from ..sizes import sizes
 from . import overlays
 
@@ -18,39 +18,28 @@ DEFAULT_REQUESTS = 48
 
 def judge(examined: Examined) -> Iterator[Finding]:
     launch, sglang = examined.subject.launch, examined.facts("sglang")
-    if not launch.get("speculative_algorithm") or not launch.get("hisparse"):
+    if not launch.get("hisparse") or not limits.asked(launch.arguments):
         return
-    if not sglang or sglang["speculative"]:  # as validate_hisparse of SGLang 0.5.22
-        if (launch.get("speculative_eagle_topk") or 1) != 1:
-            yield error("HiSparse speculates along one line only", "give --speculative-eagle-topk 1")
+    if not sglang or sglang["speculative"]:
+        yield from _refused(limits.of_sglang(launch.arguments))
         return
     if not by_plugin(examined):
-        yield error(
-            f"SGLang {sglang['version']} has no speculative decoding with HiSparse: the draft worker dies at start",
-            "drop --speculative-algorithm, or use SGLang 0.5.22 or later",
-        )
+        yield error(f"SGLang {sglang['version']}: {limits.NOT_HERE.what}", limits.NOT_HERE.remedy)
         return
-    yield from _judge_arguments(examined)
+    yield from _refused(limits.arguments(launch.arguments, launch.environment))
     yield from _judge_pools(examined)
+
+
+def _refused(problems: Iterable[Problem]) -> Iterator[Finding]:
+    """What the plugin refuses before weights are loaded."""
+    for problem in problems:
+        yield error(f"{limits.PREFIX}refused, for {problem.what}", problem.remedy)
 
 
 def by_plugin(examined: Examined) -> bool:
     """Whether it speculates, and the plugin makes that possible."""
     sglang, asked = examined.facts("sglang"), examined.subject.launch.get("speculative_algorithm")
     return bool(asked and sglang and not sglang["speculative"] and overlays.applied(examined, "speculative"))
-
-
-def _judge_arguments(examined: Examined) -> Iterator[Finding]:
-    """What the plugin refuses before weights are loaded."""
-    launch = examined.subject.launch
-    for name, (allowed, remedy) in limits.ARGUMENTS.items():
-        value = launch.get(name)
-        if value is not None and value not in allowed:
-            flag = Launch(options={name: value}).spelled()
-            yield error(f"HiSparse with speculative decoding is refused with {flag}", remedy)
-    for name in limits.FUSED_TOP_K:
-        if launch.environment.get(name, "1").lower() in ("0", "false", "no"):
-            yield error(f"HiSparse with speculative decoding is refused: {name} is off", "unset it")
 
 
 def _judge_pools(examined: Examined) -> Iterator[Finding]:
