@@ -115,16 +115,19 @@ def test_no_compiler_is_named(monkeypatch) -> None:
 
 def test_a_buffer_too_large_for_the_device_is_refused_before_a_launch(monkeypatch) -> None:
     """With the sizes; the largest shape counts. Module and device are stand-ins: no kernel runs here."""
-    bytes_of = {shape.shared_bytes_export: lambda k=k: 100_000 + k for k, shape in enumerate(build.shapes(9))}
-    small = SimpleNamespace(major=9, shared_memory_per_block_optin=100_001)
+    bytes_of = {shape.shared_bytes_export: lambda size=size: size for size, shape in enumerate(build.shapes(9), 99_997)}
+    needed = max(size() for size in bytes_of.values())
+    small = SimpleNamespace(major=9, shared_memory_per_block_optin=needed - 1)
     monkeypatch.setattr(kernels, "_compiler", lambda device: True)
     monkeypatch.setattr(build, "swap_in_module", lambda *sizes: SimpleNamespace(**bytes_of))
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: small)
     kernels._module.cache_clear()
-    expected = r"top_k 4 with a hot buffer of 6 slots needs 100002 bytes .* and this device has 100001: make the hot"
+    expected = (
+        rf"top_k 4 with a hot buffer of 6 slots needs {needed} bytes .* and this device has {needed - 1}: make the"
+    )
     with pytest.raises(ValueError, match=expected):
         kernels.swap_in(**call())
-    small.shared_memory_per_block_optin = 100_002
+    small.shared_memory_per_block_optin = needed
     assert kernels.swap_in_kernel(torch.device("cuda"), TOP_K, HOT) is not None
     kernels._module.cache_clear()
 
