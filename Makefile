@@ -15,7 +15,7 @@ help:
 	@echo "make pd   RELEASE=0.5.12: prefill and decode on two real servers on this CPU, KV by Mooncake over loopback; four minutes"
 	@echo "make observe   metrics and explorer on the real servers of three releases; ten minutes"
 	@echo "make load   SECONDS=120 RELEASE=0.5.12: clients that stream, abort and disconnect against the real server on this CPU"
-	@echo "make every-release   tests/lifecycle with the state machine and the unchanged releases, of which 'make test' plays some, on all (40 minutes)"
+	@echo "make every-release   tests/speculative, and tests/lifecycle with the state machine and the unchanged releases, of which 'make test' plays some, on all (40 minutes)"
 	@echo "make fuzz   SECONDS=60 RELEASE='0.5.12 0.5.23' SEED=0: any sequence of events on the real scheduler; all releases if none is named"
 	@echo "make speculative   SGLang's own speculation on the real server of 0.5.23, by both ways to swap in; four minutes"
 	@echo "make reproduce   PATCH=0.5.23/staging-memory: what a patch repairs, on that release without it and with it; a minute"
@@ -40,7 +40,7 @@ load: $(READY)
 	$(BIN)/sglang-hisparse demo --load $(or $(SECONDS),120) --seed $(or $(SEED),0) --release $(or $(RELEASE),0.5.12) $(ARGS)
 
 every-release: $(READY)
-	EVERY_RELEASE=1 $(BIN)/python -m pytest -n 2 --dist loadgroup tests/lifecycle $(ARGS)
+	EVERY_RELEASE=1 $(BIN)/python -m pytest -n 2 --dist loadgroup tests/lifecycle tests/speculative $(ARGS)
 
 fuzz: $(READY)
 	PYTHONPATH=tests $(BIN)/python -m lifecycle.fuzz $(if $(RELEASE),--release $(RELEASE)) --seconds $(or $(SECONDS),60) --seed $(or $(SEED),0) $(ARGS)

@@ -53,6 +53,11 @@ ENDED = {  # release, flags, what the line says
         speculation(speculative_eagle_topk="4", speculative_num_draft_tokens="4"),
         "speculative_eagle_topk is 4: use --speculative-eagle-topk 1",
     ),
+    "drafts": (
+        "0.5.23",
+        speculation(speculative_num_steps="4"),
+        "5 draft tokens are not among the 2 to 4 that this SGLang's kernel takes: set --speculative-num-steps to 3",
+    ),
     "nowhere": ("0.5.18", speculation(), NOWHERE),
     "strict": ("0.5.20", speculation("--hisparse-plugin", "strict"), NOWHERE),
 }
