@@ -88,9 +88,18 @@ def hisparse_config(text: str | None, selected: int | None = None) -> Iterator[s
 
 
 def transfer(given: Any) -> Iterator[str]:
-    """To 0.5.12 a decode server's host pool is addressed by token, and one of SGLang's transfers alone knows that."""
+    """A prefill server sends what stands where a token's number says, and HiSparse's pool has it elsewhere.
+
+    And to 0.5.12 a decode server's host pool is addressed by token, and one of SGLang's transfers alone knows that.
+    """
+    mode = getattr(given, "disaggregation_mode", None)
+    if mode == "prefill":
+        yield (
+            "a prefill server does not decode, and would send KV from wrong rows of HiSparse's device pool: leave "
+            "--enable-hisparse to the decode server"
+        )
     backend = getattr(given, "disaggregation_transfer_backend", None)
-    if getattr(given, "disaggregation_mode", None) != "decode" or backend not in SENDS_PAGES:
+    if mode != "decode" or backend not in SENDS_PAGES:
         return
     if installation.find().tree.function(upstream.MOONCAKE, "MooncakeKVManager.send_kvcache_hisparse"):
         yield (
@@ -139,7 +148,7 @@ def _decided(server_args: Any) -> Iterator[str]:
     yield from limits.prefixed(
         [
             *hisparse_config(view.hisparse_config, top_k),
-            *limits.model(view, names, by_plugin=by_plugin),
+            *limits.model(view, names, finds_v32=not by_plugin or upstream.finds_next_token_layer(limits.V32)),
             *(room.sizes(asked) if by_plugin else room.sizes_of_sglang(asked)),
         ]
     )

@@ -49,23 +49,25 @@ def test_the_models_own_top_k_counts() -> None:
 
 
 @pytest.mark.parametrize(
-    ("release", "mode", "backend", "serves"),
+    ("release", "mode", "backend", "says"),
     [
-        ("0.5.12", "decode", "nixl", False),
-        ("0.5.10.post1", "decode", "mori", False),
-        ("0.5.12", "decode", "mooncake", True),
-        ("0.5.12", "prefill", "nixl", True),
-        ("0.5.13", "decode", "nixl", True),
+        ("0.5.12", "decode", "nixl", "use mooncake, or SGLang 0.5.13"),
+        ("0.5.10.post1", "decode", "mori", "use mooncake, or SGLang 0.5.13"),
+        ("0.5.12", "decode", "mooncake", ""),
+        ("0.5.13", "decode", "nixl", ""),
+        ("0.5.12", "prefill", "nixl", "leave --enable-hisparse to the decode server"),
+        ("0.5.23", "prefill", "mooncake", "leave --enable-hisparse to the decode server"),
+        ("0.5.23", "null", "mooncake", ""),
     ],
 )
 def test_who_brings_kv_to_a_decode_server(
-    release: str, mode: str, backend: str, serves: bool, monkeypatch: pytest.MonkeyPatch
+    release: str, mode: str, backend: str, says: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = installation.find(releases.fetch(release))
     monkeypatch.setattr(installation, "find", lambda *_: found)
     given = SimpleNamespace(disaggregation_mode=mode, disaggregation_transfer_backend=backend)
     problems = list(launch_check.transfer(given))
-    assert problems == [] if serves else "use mooncake, or SGLang 0.5.13" in problems[0]
+    assert len(problems) == bool(says) and all(says in problem for problem in problems)
 
 
 def arguments(**changed: Any) -> SimpleNamespace:
