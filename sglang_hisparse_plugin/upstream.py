@@ -469,7 +469,8 @@ def relay_untouched(scheduler: Any) -> Iterator[None]:
 def draft_tokens() -> int:
     """Draft tokens of a step, the one that is known included; 0 without speculation."""
     arguments = sys.modules["sglang.srt.server_args"].get_global_server_args()
-    return int(arguments.speculative_num_draft_tokens or 0) if arguments.speculative_algorithm else 0
+    asked = (arguments.speculative_algorithm or "NONE").upper() != "NONE"
+    return int(arguments.speculative_num_draft_tokens or 0) if asked else 0
 
 
 def finds_next_token_layer(architecture: str) -> bool:

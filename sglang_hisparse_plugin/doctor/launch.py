@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from ..sizing.amounts import count
+from ..speculative import limits
 
 #: The server's flags that are judged: name -> its spellings and how its value is read; None: it takes no value.
 #: The first letters of a spelling do, as for SGLang. What `speculative.limits` judges has the server's own name.
@@ -41,11 +42,13 @@ FLAGS: dict[str, tuple[tuple[str, ...], Callable[[str], Any] | None]] = {
     "disaggregation_mode": (("--disaggregation-mode",), str),
     "speculative_algorithm": (("--speculative-algorithm",), str),
     "draft_tokens": (("--speculative-num-draft-tokens",), int),
+    "speculative_draft_model_path": (("--speculative-draft-model-path", "--speculative-draft-model"), str),
     "speculative_eagle_topk": (("--speculative-eagle-topk",), int),
     "speculative_num_steps": (("--speculative-num-steps",), int),
     "speculative_adaptive": (("--speculative-adaptive",), None),
     "enable_multi_layer_eagle": (("--enable-multi-layer-eagle",), None),
     "enable_two_batch_overlap": (("--enable-two-batch-overlap",), None),
+    "attn_dp_size": (("--attn-dp-size",), int),
     "enable_pdmux": (("--enable-pdmux",), None),
     "enable_return_aux_hidden_states": (("--enable-return-aux-hidden-states",), None),
     "disable_overlap_schedule": (("--disable-overlap-schedule",), None),
@@ -89,7 +92,7 @@ class Launch:
     @property
     def drafts(self) -> int:
         """Draft tokens of a step; 0 where it does not speculate or does not say. SGLang goes by a chain's steps."""
-        if not self.get("speculative_algorithm"):
+        if not limits.asked(self.arguments):
             return 0
         given = (self.get("draft_tokens"), self.get("speculative_eagle_topk"))
         steps = self.get("speculative_num_steps", CHOSEN_STEPS if given == (None, None) else None)
@@ -98,7 +101,11 @@ class Launch:
     @property
     def arguments(self) -> SimpleNamespace:
         """By the server's own names, for what judges those."""
-        renamed = {"enable_dp_attention": "dp_attention", "speculative_num_draft_tokens": "draft_tokens"}
+        renamed = {
+            "model_path": "model",
+            "enable_dp_attention": "dp_attention",
+            "speculative_num_draft_tokens": "draft_tokens",
+        }
         return SimpleNamespace(**self.options, **{theirs: self.get(ours) for theirs, ours in renamed.items()})
 
     def spelled(self) -> str:

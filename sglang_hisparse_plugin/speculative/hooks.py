@@ -181,7 +181,9 @@ def get_indexer_metadata(original: Any, backend: Any, layer_id: Any, batch: Any)
 
 
 def _speculates(runner: Any) -> bool:
-    return bool(runner.server_args.enable_hisparse and runner.server_args.speculative_algorithm)
+    from . import limits
+
+    return bool(runner.server_args.enable_hisparse) and limits.asked(runner.server_args)
 
 
 def _rows(coordinator: Any) -> Any:

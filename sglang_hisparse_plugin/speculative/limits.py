@@ -44,7 +44,7 @@ ARGUMENTS_OF_SGLANG: Rows = _OF_BOTH | {
 #: How the command line of releases to 0.5.13 names an argument before SGLang has read it.
 SPELLED = {"pp_size": "pipeline_parallel_size"}
 #: What SGLang turns off by itself where one of these is given, so that only what it makes of it counts.
-TURNED_OFF = {"speculative_adaptive": ("enable_dp_attention", "enable_pdmux")}
+TURNED_OFF = {"speculative_adaptive": ("enable_dp_attention", "attn_dp_size", "enable_pdmux")}
 #: SGLang's switches of the indexer's fused top-k, by release. Off, positions are translated where rows are at hand.
 FUSED_TOP_K = ("SGLANG_NSA_FUSE_TOPK", "SGLANG_DSA_FUSE_TOPK")
 
@@ -95,8 +95,8 @@ def of_sglang(given: Any, *, resolved: bool = False) -> Iterator[Problem]:
 def _wrong(rows: Rows, given: Any, resolved: bool) -> Iterator[Problem]:
     for name, (allowed, remedy) in rows.items():
         value = getattr(given, name, None) or getattr(given, SPELLED.get(name, name), None)
-        by_sglang = not resolved and any(getattr(given, other, None) for other in TURNED_OFF.get(name, ()))
-        if (value.upper() if name == "speculative_algorithm" and value else value) not in allowed and not by_sglang:
+        turned_off = not resolved and any(_on(getattr(given, other, None)) for other in TURNED_OFF.get(name, ()))
+        if (value.upper() if name == "speculative_algorithm" and value else value) not in allowed and not turned_off:
             yield Problem(f"{name} is {value!r}", remedy)
     n = getattr(given, "speculative_num_draft_tokens", None)
     k, steps = getattr(given, "speculative_eagle_topk", None), getattr(given, "speculative_num_steps", None)
@@ -107,12 +107,22 @@ def _wrong(rows: Rows, given: Any, resolved: bool) -> Iterator[Problem]:
         )
 
 
-def model(server_args: Any, architectures: Iterable[str], *, by_plugin: bool = True) -> Iterator[Problem]:
-    """Why this SGLang could not draft for a model of these architectures, or not with HiSparse."""
-    if any(name.startswith("DeepseekV4") for name in architectures):
+def _on(value: bool | int | None) -> bool:
+    """A switch, or a number of ranks above one."""
+    return value is True or (value or 0) > 1
+
+
+def model(given: Any, architectures: Iterable[str], *, finds_v32: bool) -> Iterator[Problem]:
+    """Why there could be no drafts for a model of these architectures, or not with HiSparse.
+
+    Args:
+        finds_v32: whether SGLang takes DeepSeek-V3.2's own layer for its drafts.
+    """
+    names = list(architectures)
+    if any(name.startswith("DeepseekV4") for name in names):
         yield V4
-    own = getattr(server_args, "speculative_draft_model_path", None) in {None, server_args.model_path}
-    if by_plugin and own and V32 in architectures and not upstream.finds_next_token_layer(V32):
+    own = getattr(given, "speculative_draft_model_path", None) in {None, given.model_path}
+    if own and V32 in names and not finds_v32:
         yield Problem(
             f"this SGLang does not find the next-token layer of {V32}",
             "install 0.5.12 or later, or add "
@@ -127,7 +137,8 @@ def check_arguments(server_args: Any) -> None:
 
 def check_model(runner: Any) -> None:
     """Raise :class:`Unsupported` for a model whose next-token layer this SGLang would not find."""
-    _raise(model(runner.server_args, runner.model_config.hf_config.architectures))
+    names = runner.model_config.hf_config.architectures
+    _raise(model(runner.server_args, names, finds_v32=upstream.finds_next_token_layer(V32)))
 
 
 def check_pools(coordinator: Any, steps: int) -> None:

@@ -202,6 +202,7 @@ def test_what_a_release_takes(release: str) -> None:
         assert "GlmMoeDsaForCausalLM" in facts["architectures"]["dsa"]
         dtypes = {"bfloat16"} if release < "0.5.12" else {"bfloat16", "fp8_e4m3"}
         assert facts["backends_by_dtype"].keys() == dtypes
+        assert ("DeepseekV32ForCausalLM" in facts["draft_architectures"]) == (release >= "0.5.12")
         assert {entry["name"] for entry in facts["unmet"]} >= {"sglang-kernel"}
 
 

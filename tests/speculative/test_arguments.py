@@ -80,18 +80,25 @@ def test_each_command_line_ends_with_its_line_or_serves(release: str, folder: st
 @pytest.mark.parametrize("release", (*BY_PLUGIN, *NOBODY, *BY_SGLANG))
 def test_the_doctor_judges_the_same(release: str) -> None:
     """By the same rules, from the words of the command alone and the facts of a machine on which nothing is wrong."""
+    early = release in {"0.5.10", "0.5.10.post1", "0.5.11"}
     facts = {
         "sglang.version": release,
         "sglang.speculative": release in BY_SGLANG,
-        "sglang.top_k_from_model": release not in {"0.5.10", "0.5.10.post1", "0.5.11"},
+        "sglang.architectures.dsa": ["DeepseekV3ForCausalLM", "DeepseekV32ForCausalLM"],
+        "sglang.draft_architectures": ["DeepseekV3ForCausalLM", *([] if early else ["DeepseekV32ForCausalLM"])],
+        "sglang.top_k_from_model": not early,
         "overlays.overlays.speculative": {"outcome": "applied" if release in BY_PLUGIN else "skipped"},
     }
     wrong = []
     for name, command in commands.of(release):
-        config = commands.CONFIG | commands.MODELS[command.model] | {"architectures": ["DeepseekV32ForCausalLM"]}
+        config = commands.CONFIG | commands.MODELS[command.model]
         variables = [f"{variable}={value}" for variable, value in command.environment.items()]
         words = [*variables, "python", "-m", "sglang.launch_server", *command.words("/models")]
-        found = judged(facts | {"model.config": config, "model.weights_bytes": 1 << 30}, words).findings
+        found = judged(
+            facts
+            | {"model.config": config, "model.architectures": config["architectures"], "model.weights_bytes": 1 << 30},
+            words,
+        ).findings
         errors = [f"{f.what} -> {f.remedy}" for f in found if f.level.name == "ERROR" and f.probe == "launch command"]
         if bool(errors) != bool(expected(release, command)):
             wrong.append(f"{name}, {expected(release, command) or 'serves'}: {errors}")

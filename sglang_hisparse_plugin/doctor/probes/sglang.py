@@ -44,6 +44,7 @@ def gather(subject: Subject) -> Facts:
             "dsa": _strings(tree, "is_deepseek_dsa", "is_deepseek_nsa"),
             "other": _strings(tree, *(n for n in ("is_deepseek_v4", "is_minimax_sparse") if n in hook)),
         },
+        "draft_architectures": _strings(tree, "ModelConfig._config_draft_model"),
         "backends_by_dtype": _backends(hook) or {"bfloat16": ["flashmla_sparse"]},
         # The coordinator takes the model's index_topk from 0.5.12, --hisparse-config's top_k before.
         "top_k_from_model": "hisparse_top_k" in files.text(root / "sglang/srt/model_executor/model_runner.py"),

@@ -9,7 +9,7 @@ from ...speculative import limits
 from ...speculative.problem import Problem
 from ..examine import Examined
 from ..finding import Finding, error
-from ..sizes import sizes
+from ..sizes import architecture, sizes
 from . import overlays
 
 #: Requests at once that SGLang takes when it speculates and is told no number.
@@ -21,12 +21,17 @@ def judge(examined: Examined) -> Iterator[Finding]:
     if not launch.get("hisparse") or not limits.asked(launch.arguments):
         return
     if not sglang or sglang["speculative"]:
-        yield from _refused(limits.of_sglang(launch.arguments))
+        names = [architecture(examined)]
+        yield from _refused(
+            [*limits.of_sglang(launch.arguments), *limits.model(launch.arguments, names, finds_v32=True)]
+        )
         return
     if not by_plugin(examined):
         yield error(f"SGLang {sglang['version']}: {limits.NOT_HERE.what}", limits.NOT_HERE.remedy)
         return
     yield from _refused(limits.arguments(launch.arguments, launch.environment))
+    finds = limits.V32 in sglang.get("draft_architectures", [limits.V32])
+    yield from _refused(limits.model(launch.arguments, [architecture(examined)], finds_v32=finds))
     yield from _judge_pools(examined)
 
 
@@ -38,7 +43,7 @@ def _refused(problems: Iterable[Problem]) -> Iterator[Finding]:
 
 def by_plugin(examined: Examined) -> bool:
     """Whether it speculates, and the plugin makes that possible."""
-    sglang, asked = examined.facts("sglang"), examined.subject.launch.get("speculative_algorithm")
+    sglang, asked = examined.facts("sglang"), limits.asked(examined.subject.launch.arguments)
     return bool(asked and sglang and not sglang["speculative"] and overlays.applied(examined, "speculative"))
 
 
