@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
 from . import memory, upstream
@@ -27,7 +27,7 @@ class Admission:
         self.clip = clip if clip is not None else int(vars(sys.modules[upstream.POLICY])["CLIP_MAX_NEW_TOKENS"])
         self.coordinator = scheduler.hisparse_coordinator
         self.ahead = upstream.tokens_ahead(scheduler)
-        self.holders = list(_holders(scheduler, [*running.reqs, *others]))
+        self.holders = upstream.holders(scheduler, [*running.reqs, *others])
         self.left: dict[str, int] = {}
         self.receives = scheduler.disaggregation_mode.name == "DECODE"
         """Prompts come by way of the host pool, and never are on the device as a whole."""
@@ -77,17 +77,6 @@ class Admission:
 
     def _subtract(self, needs: dict[str, int]) -> None:
         self.left = {name: slots - needs[name] for name, slots in self.left.items()}
-
-
-def _holders(scheduler: Any, known: list[Any]) -> Iterator[Any]:
-    """Everybody who holds slots, each once: in decode, in staging, and in a prefill that is not yet processed."""
-    last = scheduler.last_batch
-    groups = [known, [act.req for act in scheduler.hisparse_coordinator.ack_staging_queue]]
-    groups += [last.reqs] if last is not None else []
-    groups += [[scheduler.chunked_req]] if scheduler.chunked_req is not None else []
-    for req in {id(req): req for group in groups for req in group}.values():
-        if upstream.slot(req) is not None and not req.finished():
-            yield req
 
 
 def _rest(req: Any) -> int:

@@ -108,6 +108,17 @@ def transfer(given: Any) -> Iterator[str]:
         )
 
 
+def pipeline(given: Any) -> Iterator[str]:
+    """A decode server's KV comes at different times on each pipeline stage, and to 0.5.12 to no hot buffer."""
+    stages = getattr(given, "pp_size", None) or getattr(given, "pipeline_parallel_size", None) or 1
+    if getattr(given, "disaggregation_mode", None) == "decode" and stages > 1:
+        yield (
+            f"--pp-size {stages} with --disaggregation-mode decode: pipeline stages do not agree on when a request's "
+            "KV has come or is given up, and would decode apart: use --tp-size instead, or leave "
+            "--enable-hisparse out"
+        )
+
+
 def left_out(server_args: Any) -> Iterator[str]:
     """What happens to a server that speculates, where the overlay that it needs is not applied."""
     if not limits.asked(upstream.resolved(server_args)):
@@ -124,6 +135,7 @@ def _flags(given: Any, *, resolved: bool = False) -> Iterator[str]:
     """What can be told without the model."""
     yield from hisparse_config(getattr(given, "hisparse_config", None))
     yield from transfer(given)
+    yield from pipeline(given)
     if not limits.asked(given):
         return
     if _serves():

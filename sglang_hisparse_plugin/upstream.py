@@ -8,7 +8,7 @@ import importlib
 import importlib.util
 import inspect
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from http import HTTPStatus
 from typing import Any
 
@@ -286,17 +286,39 @@ def tokens_ahead(holder: Any) -> int:
     return once if v1 else 2 * once
 
 
-def prefill_in_flight(scheduler: Any) -> bool:
-    """Whether requests in neither the running batch nor staging hold slots: of a prefill whose result is to come."""
-    last = scheduler.last_batch
-    launched = scheduler.enable_overlap and last is not None and last.forward_mode.is_extend()
-    return bool(launched or scheduler.chunked_req is not None)
+def batches(scheduler: Any) -> list[Any]:
+    """Every batch: what decodes, what ran last and, on a stage of a pipeline, the same of every microbatch.
+
+    Of those `running_batch` and `last_batch` show one at a time.
+    """
+    found = [scheduler.running_batch, scheduler.last_batch]
+    for name in ("running_mbs", "last_mbs", "mbs"):
+        found += getattr(scheduler, name, ())
+    return list({id(batch): batch for batch in found if batch is not None}.values())
+
+
+def holders(scheduler: Any, others: Iterable[Any] = ()) -> list[Any]:
+    """Everybody who holds slots, once: in decode, in staging, in a prefill not yet processed, or among `others`."""
+    groups = [others, *(batch.reqs for batch in batches(scheduler))]
+    groups += [[act.req for act in scheduler.hisparse_coordinator.ack_staging_queue]]
+    groups += [[scheduler.chunked_req]] if scheduler.chunked_req is not None else []
+    everybody = {id(req): req for group in groups for req in group}.values()
+    return [req for req in everybody if slot(req) is not None and not req.finished()]
 
 
 def pass_in_flight(scheduler: Any) -> bool:
-    """Whether the last pass had requests of this rank: under DP attention it joins others with an idle batch."""
+    """Whether the last pass had requests of this rank: under DP attention it joins others with an idle batch.
+
+    A pipeline stage keeps its last batches for good, but nobody in flight there has ended: `holders` names them all.
+    """
     last = scheduler.last_batch
-    return last is not None and bool(last.reqs)
+    return not hasattr(scheduler, "last_mbs") and last is not None and bool(last.reqs)
+
+
+def pipeline_stages() -> int:
+    """Of this server."""
+    group = vars(importlib.import_module("sglang.srt.distributed.parallel_state"))["_PP"]
+    return 1 if group is None else int(group.world_size)
 
 
 def is_hisparse(allocator: Any) -> bool:

@@ -227,7 +227,8 @@ def one_wrong_row(launcher: Launcher, report: Report, server: Server, layer: int
     where = f"layer {layer}" if launcher.tp == 1 else f"layer {layer}, on rank {rank} alone,"
     name = f"control: one wrong host row in {where} breaks the walk where it is needed"
     tokens, step, position, source = wrong_row(scale, layer)
-    fault = probe.fault_id(rank, layer, position, source)
+    stage, own_layer = divmod(layer, scale.dims.layers // launcher.pp)
+    fault = probe.fault_id(stage * launcher.tp + rank, own_layer, position, source)
     walk = walks.ask(server, tokens, step + 8, rid=fault, rank=rank if launcher.dp > 1 else None)
     report.add(name, walk.break_at == step, f"row {position}, needed at step {step}: {walk}")
 

@@ -6,6 +6,7 @@ The report rides on SGLang's own `/server_info`, the fault on a request's id; ne
 from __future__ import annotations
 
 import importlib
+import json
 import re
 import sys
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from typing import Any
 import wrapt
 
 _HELD = "hisparse_demo_held"
+_STAGE = "hisparse_demo, of another stage: "
 KEY = "hisparse_demo"  #: of the report in `/server_info`'s internal state
 _FAULT = re.compile(r"hisparse-fault-(\d+)-(\d+)-(\d+)-(\d+)$")
 _LATE = re.compile(r"hisparse-late-(\d+)-(\d+)$")
@@ -61,7 +63,22 @@ def _add_report(wrapped: Any, scheduler: Any, args: Any, kwargs: Any) -> Any:
         "now": _free(scheduler),
         "swap_in": _swap_in_counts(),
     }
+    if not scheduler.pp_group.is_first_rank:  # whose answer is not sent
+        print(f"{_STAGE}{json.dumps(result.internal_state[KEY])}", flush=True)
     return result
+
+
+def join(report: dict[str, Any], other: dict[str, Any], where: str) -> None:
+    """Add another stage's pools to a report, by names of their own, and what its swap-ins did."""
+    for time in ("start", "now"):
+        report[time] |= {f"{pool} {where}": free for pool, free in other[time].items()}
+    if report["swap_in"]:
+        report["swap_in"] = {what: n + other["swap_in"][what] for what, n in report["swap_in"].items()}
+
+
+def other_stages(log: str) -> list[dict[str, Any]]:
+    """Every report so far of pipeline stages behind the first, from a server's log."""
+    return [json.loads(line.removeprefix(_STAGE)) for line in log.splitlines() if line.startswith(_STAGE)]
 
 
 def _free(scheduler: Any) -> dict[str, int]:

@@ -22,10 +22,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from . import probe
 from .client import Client
 
 Progress = Callable[[str], None]
 _EXCEPTION = re.compile(r"^(?:\w+\.)*\w*(?:Error|Exception|Exit|Interrupt)(?::.*)?$", re.M)
+STAGES_PATIENCE = 20  #: seconds in which all pipeline stages must have told their state
 _running: set[Server] = set()
 _stopping = threading.Event()
 
@@ -60,6 +62,9 @@ class Server:
         patience: seconds until the server must be ready, and until it must answer.
         progress: called with a word while it starts, again and again.
     """
+
+    stages = 1
+    """Pipeline stages."""
 
     def __init__(self, command: list[str], env: dict[str, str], log: Path, patience: float, progress: Progress) -> None:
         self.command, self.env, self.log, self.patience, self.progress = command, env, log, patience, progress
@@ -135,9 +140,17 @@ class Server:
         return Answer([int(token) for token in answer["output_ids"]], int(meta.get("spec_verify_ct", 0)))
 
     def internal_state(self) -> dict[str, Any]:
-        """What the scheduler process says about itself."""
-        states = self._ask("/server_info", timeout=30)["internal_states"]
-        return dict(states[0])
+        """What the scheduler process says about itself, and what the probe says in those of other pipeline stages."""
+        before = len(probe.other_stages(self.log_text()))
+        state = dict(self._ask("/server_info", timeout=30)["internal_states"][0])
+        deadline = time.monotonic() + STAGES_PATIENCE
+        while len(others := probe.other_stages(self.log_text())[before:]) < self.stages - 1:
+            if time.monotonic() > deadline:
+                raise ConnectionError(f"{len(others)} of {self.stages - 1} further pipeline stages told their state")
+            time.sleep(0.1)
+        for stage, other in enumerate(others, 1):
+            probe.join(state[probe.KEY], other, f"of stage {stage}")
+        return state
 
     def log_text(self) -> str:
         """All the server has printed so far."""

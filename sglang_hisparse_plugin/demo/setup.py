@@ -126,6 +126,8 @@ class Launcher:
     """Tensor-parallel ranks."""
     dp: int = 1
     """With DP attention as many of them as have requests of their own; all, or 1: without."""
+    pp: int = 1
+    """Pipeline stages."""
 
     def server(
         self,
@@ -151,13 +153,15 @@ class Launcher:
             env |= {"SGLANG_TEST_RETRACT": "1", "SGLANG_TEST_RETRACT_INTERVAL": str(self.scale.retract_every)}
         if draft and "SGLANG_ENABLE_SPEC_V2" in self._source("environ.py"):  # until 0.5.12 a choice
             env["SGLANG_ENABLE_SPEC_V2"] = str(int(self.variant.overlap))
-        return Server(
+        server = Server(
             self._command(hisparse, draft),
             env,
             self.work / f"{self.target.name}-{name}.log",
             self.scale.patience,
             lambda text: self.progress(f"{name}: {text}"),
         )
+        server.stages = self.pp
+        return server
 
     def _environment(self) -> dict[str, str]:
         if self.scale.device == "cpu":
@@ -188,6 +192,8 @@ class Launcher:
             command += ["--disable-overlap-schedule"]
         if self.tp > 1:
             command += self._parallelism()
+        if self.pp > 1:
+            command += [f"--pp-size={self.pp}"]
         if draft:
             command += self._speculation()
         if hisparse:

@@ -55,7 +55,7 @@ def update_running_batch(original: Any, scheduler: Any, batch: Any) -> Any:
             if batch.check_decode_mem(going_on):
                 break
             upstream.retract(scheduler, [act.req])
-        batch.hisparse_prefill = upstream.prefill_in_flight(scheduler)
+        batch.hisparse_others = any(all(req is not mine for mine in batch.reqs) for req in upstream.holders(scheduler))
     return original(scheduler, batch)
 
 
@@ -65,7 +65,7 @@ def retract_decode(original: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
     c = batch.hisparse_coordinator
     alone = [req for req in aborted if req.to_finish.message.startswith(ALONE)] if c is not None else []
     for req in alone:
-        if getattr(batch, "hisparse_prefill", False):
+        if getattr(batch, "hisparse_others", False):
             req.to_finish = None
             aborted.remove(req)
             retracted.append(req)

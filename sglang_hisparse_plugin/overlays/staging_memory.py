@@ -18,6 +18,9 @@ class Never:
     def query(self) -> bool:
         return False
 
+    def synchronize(self) -> None:
+        """Nothing comes of waiting."""
+
 
 NEVER = Never()
 

@@ -74,7 +74,7 @@ class FakeLauncher:
 
     scale = SCALE
     target = setup.Target("fake", Path("nowhere"))
-    tp = dp = 1
+    tp = dp = pp = 1
 
     def __init__(self, kind: type[FakeServer], off: type[FakeServer]) -> None:
         self.kind, self.off = kind, off

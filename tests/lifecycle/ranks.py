@@ -3,7 +3,7 @@
     python -m lifecycle.ranks VARIANT STORY
 
 Two of them share the heads of every request (tensor parallelism), or have requests of their own (DP attention); four
-are two pairs, each with requests of its own.
+are two pairs, each with requests of its own. Or they are the stages of a pipeline, see `stages.py`.
 
 Prints JSON: the ranks that started, and by rank what happened there, or null for one that did not end in time.
 """
@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from . import process, server
+from . import process, server, stages
 
 START_S, STORY_S, HUNG_S = 240, 120, 10
 """How long a rank may take to start, which takes five seconds; for its story, which takes one or two; and where
@@ -34,9 +34,13 @@ class Story:
     ranks: int = 2
     alone: int = 0
     """Groups of ranks with requests of their own, by DP attention; 0: none."""
+    staged: bool = False
+    """Whether each rank has layers of its own: pipeline parallelism."""
 
     @property
     def flags(self) -> list[str]:
+        if self.staged:
+            return ["--pp-size", str(self.ranks)]
         parallel = ["--tp-size", str(self.ranks)]
         return [*parallel, "--dp-size", str(self.alone), "--enable-dp-attention"] if self.alone else parallel
 
@@ -47,7 +51,7 @@ def main(variant: str, story: str) -> None:
     import sglang.srt.managers.scheduler  # noqa: F401  (once, for both ranks)
 
     told = STORIES[story]
-    os.environ["SGLANG_CPU_OMP_THREADS_BIND"] = "|".join(["0"] * told.ranks)
+    os.environ["SGLANG_CPU_OMP_THREADS_BIND"] = "|".join(["0"] * (1 if told.staged else told.ranks))
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -68,8 +72,9 @@ def _fork(rank: int, port: int, story: Story) -> tuple[int, int]:
     if child == 0:
         group = rank * story.alone // story.ranks if story.alone else None
         flags = "--disable-overlap-schedule", "--nccl-port", str(port), *story.flags
-        scheduler = server.start(*flags, rank=rank, group=group)
-        world = _world(scheduler)
+        place = {"stage": rank} if story.staged else {"rank": rank, "group": group}
+        scheduler = server.start(*flags, **place)
+        world = stages.world(scheduler, rank) if story.staged else _world(scheduler)
         with os.fdopen(writer, "w") as pipe:
             print(json.dumps(rank), file=pipe, flush=True)
             print(json.dumps(story.play(world, rank)), file=pipe, flush=True)
@@ -225,6 +230,7 @@ STORIES = {
     "empty-on-one": Story(empty_on_one),
     "own-requests": Story(own_requests, alone=2),
     "pairs": Story(pairs, ranks=4, alone=2),
+    **{name: Story(play, staged=True) for name, play in stages.STORIES.items()},
 }
 
 

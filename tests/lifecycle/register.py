@@ -58,6 +58,7 @@ DEFECTS: dict[str, tuple[tuple[tuple[str, ...], str], ...]] = {
     "checksum-mismatch": ((("0.5.23",), HOST_LEAK),),
     "chunked-abort": ((("0.5.23",), DEVICE_LEAK),),
     "pipeline-stage": ((ALL, "index 30 is out of bounds"),),
+    "stages-agree": ((ALL, "the other stages do not"),),
     "host-full": ((ALL, "host mem pool alloc failed"),),
     "host-full-alone": ((ALL, "host mem pool alloc failed"),),
     "host-full-staged": ((ALL, "host mem pool alloc failed"),),

@@ -63,11 +63,11 @@ def environment(sglang: Path) -> dict[str, str]:
     }
 
 
-def start(*extra: str, rank: int = 0, group: int | None = None):
+def start(*extra: str, rank: int = 0, group: int | None = None, stage: int = 0):
     """The scheduler of this process, built as `run_scheduler_process` builds it; `extra` are more server arguments.
 
     `rank` is its tensor-parallel rank, for which `extra` must say how many there are and where they meet; `group` is
-    that of its DP attention.
+    that of its DP attention, `stage` that of its pipeline.
     """
     import torch
 
@@ -89,6 +89,7 @@ def start(*extra: str, rank: int = 0, group: int | None = None):
         "pipe_writer": SimpleNamespace(send=None),
         "dp_rank": group,
         "tp_rank": rank,
+        "pp_rank": stage,
     }
     names = inspect.signature(module.run_scheduler_process).parameters
     try:

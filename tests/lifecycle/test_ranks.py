@@ -69,3 +69,19 @@ def test_with_dp_attention_only_ranks_that_share_requests_vote(release: str, tmp
     assert [told["findings"] for told in answers] == [[]] * 4
     for one, other in (answers[:2], answers[2:]):
         assert one["decoded"] == other["decoded"]
+
+
+@pytest.mark.parametrize("release", RELEASES)
+def test_a_slow_transfer_on_one_stage_hangs_both_when_nothing_is_patched(release: str, tmp_path: Path) -> None:
+    assert _ranks(release, "off", "slow-on-one", tmp_path) == [None, None]
+
+
+@pytest.mark.parametrize(
+    ("release", "variant"), [*((r, "plugin") for r in RELEASES), *((r, "patched") for r in PATCHED)]
+)
+def test_pipeline_stages_agree(release: str, variant: str, tmp_path: Path) -> None:
+    first, last = _ranks(release, variant, "stages", tmp_path)
+    assert first and last, "a stage did not come to an end"
+    assert first["findings"] == last["findings"] == []
+    assert first["decoded"] == last["decoded"]
+    assert all(iterations for told in first["decoded"].values() for iterations in told.values())

@@ -70,6 +70,15 @@ def test_who_brings_kv_to_a_decode_server(
     assert len(problems) == bool(says) and all(says in problem for problem in problems)
 
 
+@pytest.mark.parametrize(
+    ("mode", "stages", "serves"), [("decode", 2, False), ("decode", 1, True), ("null", 2, True), ("prefill", 2, True)]
+)
+@pytest.mark.parametrize("name", ["pp_size", "pipeline_parallel_size"])
+def test_pipeline_stages_decode_only_what_they_prefill(mode: str, stages: int, serves: bool, name: str) -> None:
+    problems = list(launch_check.pipeline(SimpleNamespace(disaggregation_mode=mode, **{name: stages})))
+    assert problems == [] if serves else "use --tp-size instead" in problems[0]
+
+
 def arguments(**changed: Any) -> SimpleNamespace:
     return SimpleNamespace(**{"enable_hisparse": True, "hisparse_config": '{"device_buffer_size": 4100}'} | changed)
 
