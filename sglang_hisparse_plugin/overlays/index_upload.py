@@ -27,6 +27,8 @@ def judge(tree: SourceTree) -> Verdict:
     expect(lists == ["backup_indices"], "torch.tensor(backup_indices, ...), once", "; ".join(lists) or "no such call")
     if not any(call.lineno < made[0].lineno for call in backup.all_calls() if ast.unparse(call.func) == WAITS):
         return Fixed("the stream that sends the list has not been told to wait for the forward pass")
+    if any(keyword.arg == "pin_memory" and ast.unparse(keyword.value) == "True" for keyword in made[0].keywords):
+        return Fixed("the list of positions is sent from pinned memory")
     device = [ast.unparse(keyword.value) for keyword in made[0].keywords if keyword.arg == "device"]
     expect(device == ["self.device"], "torch.tensor(..., device=self.device)", ast.unparse(made[0]))
     sent = [call for call in backup.all_calls() if isinstance(call.func, ast.Attribute) and call.func.attr == "to"]

@@ -103,6 +103,7 @@ class VerifyRows:
                 [requests * steps] int64.
         """
         c = self.coordinator
+        self.lengths.zero_()  # what DP attention pads with without CUDA graphs counts as real, and must select nothing
         self.lengths[:, : batch.seq_lens.size(0)] = batch.seq_lens + self._steps.unsqueeze(1) + 1
         tail = c.req_to_device_buffer[batch.req_pool_indices.unsqueeze(1), self._columns]
         c.mem_pool_device.full_to_hisparse_device_index_mapping[batch.out_cache_loc] = tail.flatten()
