@@ -121,7 +121,7 @@ def skipped() -> frozenset[str]:
 
 @functools.cache
 def release_timeout(default: float) -> float:
-    """Seconds for which a PD decode worker keeps what an aborted transfer may still write to; inf: until it is over."""
+    """Seconds for which a PD decode worker keeps what an aborted transfer may still write to."""
     text = os.environ.get(RELEASE_VARIABLE) or str(default)
     try:
         seconds = float(text)
