@@ -24,6 +24,7 @@ class Pool:
 
 class Coordinator:
     device_buffer_size, padded_buffer_size = 64, 64
+    ack_staging_queue = ()
 
     def __init__(self, device: int = 640, logical: int = 4096) -> None:
         self.mem_pool_host = Pool(8192)
@@ -40,7 +41,7 @@ class Rank:
         self.hisparse_coordinator = coordinator or Coordinator()
         self.running_batch = SimpleNamespace(reqs=[])
         self.waiting_queue: list[Any] = []
-        self.last_batch = None
+        self.last_batch = self.chunked_req = None
         self.reduced: list[list[bool]] = []
         self.disagg_decode_transfer_queue = self.queue([entry(rid) for rid in rids])
         self.disagg_decode_prealloc_queue = self.queue([])
