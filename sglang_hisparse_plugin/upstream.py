@@ -212,19 +212,19 @@ def release(scheduler: Any, reqs: list[Any]) -> None:
         batch.release_req(i, len(reqs) - i, **({"server_args": scheduler.server_args} if takes_args else {}))
 
 
+#: For a request that can never be served. To 0.5.22 SGLang makes an HTTP error of 400, 500 and 503 only, and answers
+#: 200 with any other; routers and clients send again what ends with one of the last two.
+NEVER = HTTPStatus.BAD_REQUEST
+
+
 def refuse(scheduler: Any, req: Any, message: str) -> None:
-    """End a request that waits, with an error for its client."""
-    batch, module = importlib.import_module(BATCH), importlib.import_module(SCHEDULER)
+    """End a request that waits, with an error for its client.
+
+    As SGLang does with one that it takes exception to, not by an AbortReq: to 0.5.12 the tokenizer keeps the request.
+    """
     scheduler.waiting_queue.remove(req)
-    reason = batch.FINISH_ABORT(message, status_code=HTTPStatus.INSUFFICIENT_STORAGE).to_json()
-    if hasattr(module, "_make_abort_req"):  # from 0.5.19
-        answer = module._make_abort_req(req, finished_reason=reason)
-    else:
-        answer = module.AbortReq(finished_reason=reason, rid=req.rid)
-    if hasattr(scheduler, "send_abort_output"):  # from 0.5.23
-        scheduler.send_abort_output(answer, req)
-    else:  # in ipc_channels from 0.5.13
-        getattr(scheduler, "ipc_channels", scheduler).send_to_tokenizer.send_output(answer, req)
+    importlib.import_module("sglang.srt.disaggregation.utils").prepare_abort(req, message, status_code=NEVER)
+    getattr(scheduler, "output_streamer", scheduler).stream_output([req], req.return_logprob)  # its own from 0.5.13
 
 
 def budget_of(adder: Any) -> Any:

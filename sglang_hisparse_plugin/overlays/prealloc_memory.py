@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Iterator
-from http import HTTPStatus
 from typing import Any
 
 from .. import memory, upstream
@@ -76,9 +75,7 @@ def pop_preallocated(original: Any, queue: Any, *args: Any, **kwargs: Any) -> An
     for entry, lacking in filter(None, never[:1] if ready else [queue.hisparse_lacking]):
         message = f"The request can never be served. {memory.too_small(scheduler.hisparse_coordinator, lacking)}"
         abort = importlib.import_module(upstream.BATCH).FINISH_ABORT
-        entry.req.finished_reason = abort(
-            message, status_code=HTTPStatus.INSUFFICIENT_STORAGE
-        )  # answered in the next pass
+        entry.req.finished_reason = abort(message, status_code=upstream.NEVER)  # answered in the next pass
     return result
 
 

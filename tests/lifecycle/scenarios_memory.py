@@ -180,8 +180,10 @@ def long_request(w: World) -> None:
 
 
 def expect_refused(w: World, rid: str, why: str) -> None:
-    """The request has ended once, by an abort that says `why`."""
+    """The request has ended once, by an abort that says `why`, with a code that SGLang makes an HTTP error of."""
     w.expect(w.ends(rid) == ["abort"], f"{rid} ended as {w.ends(rid)}, not as aborted once")
+    codes = [reason.get("status_code") for reason in reasons(w, rid)]
+    w.expect({*codes} <= {400, 500, 503}, f"{rid} was aborted with {codes}, of which SGLang makes 200")
     said = [reason.get("message", "") for reason in reasons(w, rid)]
     w.expect(any(why in text for text in said), f"{rid} was aborted with {said}, which does not say why")
 
