@@ -19,8 +19,9 @@ def load(*arguments: str, seconds: float) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.long
-def test_a_server_survives_its_clients(tmp_path: Path) -> None:
-    done = load("--release=0.5.12", f"--work-dir={tmp_path}", seconds=SECONDS)
+@pytest.mark.parametrize(("ranks", "seconds"), [("--tp=1", SECONDS), ("--tp=2", 3 * SECONDS)])
+def test_a_server_survives_its_clients(ranks: str, seconds: float, tmp_path: Path) -> None:
+    done = load("--release=0.5.12", ranks, f"--work-dir={tmp_path}", seconds=seconds)
     assert done.stdout, done.stderr
     report = json.loads(done.stdout)["releases"][0]
     assert done.returncode == 0, json.dumps(report["checks"], indent=1)
