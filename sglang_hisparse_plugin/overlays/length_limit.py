@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 from .. import upstream
@@ -17,6 +19,10 @@ METHOD, INIT = "TpModelWorker.get_worker_info", "TpModelWorker.__init__"
 LENGTH, INPUT = 4, 5
 #: Cuts the number of tokens to generate to what can be scheduled.
 CLIP = "init_req_max_new_tokens"
+#: Refuses prompts whose KV is to come, by the device pool to 0.5.17.
+RECEIVED = "DecodePreallocQueue._check_if_req_exceed_kv_capacity"
+#: What has such a prompt wait for room in the device pool, too, to 0.5.10.post1.
+ON_DEVICE = "DecodePreallocQueue._allocatable_tokens"
 #: The name under which a scheduler and its cut know the size of the device pool.
 DEVICE = "max_total_num_tokens"
 
@@ -40,6 +46,8 @@ def judge(tree: SourceTree) -> Verdict:
         return Fixed("requests and answers are limited to what the logical pool holds")
     expect_hookable(info, "self")
     expect_hookable(clip, "self", "req")
+    for check in _refusing(tree):
+        expect_hookable(check, "self", "req")
     what = "cuts answers" if _knows(limits) else "limits requests" if answers else "limits requests, and cuts answers,"
     return Defective(f"SGLang {what} to what the device pool holds")
 
@@ -49,6 +57,14 @@ def _knows(function: FunctionSource) -> bool:
     return any(
         any("enable_hisparse" in guard for guard in function.guards(node)) for node in looks_at(function, "size_full")
     )
+
+
+def _refusing(tree: SourceTree) -> Iterator[FunctionSource]:
+    """What refuses a prompt with KV to come that waits for no more of the device pool than its hot buffer."""
+    check, room = (tree.function(upstream.DECODE, name) for name in (RECEIVED, ON_DEVICE))
+    waits = room and not looks_at(room, "logical_attn_allocator")
+    if check and not waits and not looks_at(check, "enable_hisparse"):
+        yield check
 
 
 def get_worker_info(original: Any, worker: Any) -> Any:
@@ -69,12 +85,27 @@ def init_req_max_new_tokens(original: Any, scheduler: Any, req: Any) -> Any:
     """From 0.5.12 SGLang reads here how much its prefill adder will ever find free: the logical pool."""
     if scheduler.hisparse_coordinator is None:
         return original(scheduler, req)
-    device_tokens = scheduler.max_total_num_tokens
-    scheduler.max_total_num_tokens = scheduler.token_to_kv_pool_allocator.size_full
-    try:
+    with _logical(scheduler):
         return original(scheduler, req)
+
+
+def check_if_req_exceed_kv_capacity(original: Any, queue: Any, req: Any) -> Any:
+    """Of a prompt that comes with its KV the device pool holds no more than a hot buffer."""
+    if queue.scheduler.hisparse_coordinator is None:
+        return original(queue, req)
+    with _logical(queue):
+        return original(queue, req)
+
+
+@contextlib.contextmanager
+def _logical(owner: Any) -> Iterator[None]:
+    """Who goes by the size of the device pool sees that of the logical one."""
+    device_tokens = owner.max_total_num_tokens
+    owner.max_total_num_tokens = owner.token_to_kv_pool_allocator.size_full
+    try:
+        yield
     finally:
-        scheduler.max_total_num_tokens = device_tokens
+        owner.max_total_num_tokens = device_tokens
 
 
 OVERLAY = Overlay(
@@ -82,9 +113,10 @@ OVERLAY = Overlay(
     symptom="answers are cut and prompts refused as if the device pool had to hold them, though host memory does",
     why=(
         "SGLang limits prompt and answer together to the size of the KV pool, by which it means the device pool. Under "
-        "HiSparse that holds a prompt only until it is staged, and with PD disaggregation not even that. The hooks "
-        "take the logical pool for the limit, and the device pool only for prompts that are prefilled here. What "
-        "0.5.21 calls logical tokens is the device pool of all ranks that share a context."
+        "HiSparse that holds a prompt only until it is staged, and with PD disaggregation not even that, though to "
+        "0.5.17 a decode worker refuses prompts by it, too. The hooks take the logical pool for the limit, and the "
+        "device pool only for prompts that are prefilled here. What 0.5.21 calls logical tokens is the device pool of "
+        "all ranks that share a context."
     ),
     loses="prompt and answer together may not be longer than the device pool",
     rows=("length-limit",),
@@ -95,5 +127,6 @@ OVERLAY = Overlay(
     hooks=lambda tree: (
         Hook(f"{WORKER}:{METHOD}", get_worker_info),
         Hook(f"{upstream.SCHEDULER}:Scheduler.{CLIP}", init_req_max_new_tokens),
+        *(Hook(check.target, check_if_req_exceed_kv_capacity) for check in _refusing(tree)),
     ),
 )
