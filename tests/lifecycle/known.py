@@ -20,7 +20,11 @@ class Known:
 
 KNOWN: tuple[Known, ...] = ()
 
-PLANTED = {"freed-twice": "host rows in two hands", "corrupted-row": "are wrong"}
+PLANTED = {
+    "freed-twice": "host rows in two hands",
+    "corrupted-row": "are wrong",
+    "refused": "fits by itself, and is refused",
+}
 """Evidence of each planted bug."""
 
 LEAK, ABORT, SLOTS = "host rows in no hand", "goes on after its abort", "alloc_req_slots runs out of memory"

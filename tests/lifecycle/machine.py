@@ -166,7 +166,8 @@ class Machine(RuleBasedStateMachine):
         rid = f"r{len(self.rids)}"
         self.rids.append(rid)
         rank = f" priority={priority}" if self.priorities else ""
-        self.play(f"arrive {rid} prompt={prompt} output={output}{rank}")
+        stops = " ignore_eos=0" if (prompt // 2 + priority) % 2 and not self.hunt.roomy else ""  # as most clients
+        self.play(f"arrive {rid} prompt={prompt} output={output}{rank}{stops}")
 
     @precondition(lambda self: not self.over and len(self.rids) < 9)
     @rule(prompts=st.lists(st.sampled_from([20, 60, 110, 120, 300]), min_size=2, max_size=4), output=answers())

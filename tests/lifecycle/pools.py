@@ -36,6 +36,8 @@ class Pools:
         self.limiting = self.device if scheduler.max_req_len < self.device.size else self.logical
         """The pool that limits a request: SGLang's own choice, or that of overlay length-limit."""
         self.built = list(self.slots.free_slots), scheduler.max_req_len
+        self.longest_prompt = self.device if scheduler.max_req_input_len <= self.device.size else self.limiting
+        """The pool that holds a whole prompt: where KV is received, with overlay length-limit, not the device pool."""
 
     def sizes(self) -> dict[str, int]:
         """How much of each is free."""
@@ -61,7 +63,7 @@ class Pools:
             if hasattr(part, "max_total_num_tokens"):
                 object.__setattr__(part, "max_total_num_tokens", self.counted.size)
         scheduler.max_req_len = min(longest, self.limiting.size - 1)
-        scheduler.max_req_input_len = min(scheduler.max_req_len - 5, self.device.size)
+        scheduler.max_req_input_len = min(scheduler.max_req_len - 5, self.longest_prompt.size)
         self.at_rest = self.sizes()
 
     def hold_memory(self, pool: str, keep: int) -> None:

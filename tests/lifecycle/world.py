@@ -12,13 +12,15 @@ import inspect
 import threading
 from array import array
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from types import SimpleNamespace
 
 import torch
 from sglang.srt.managers.schedule_batch import Req, ScheduleBatch
 from sglang.srt.managers.utils import GenerationBatchResult
 from sglang.srt.sampling.sampling_params import SamplingParams
+
+from sglang_hisparse_plugin.admission import Admission
 
 from . import logprobs
 from .pools import Pools, content, differ, slot_of, some
@@ -52,7 +54,7 @@ class World:
         self._logprobs: dict[str, logprobs.Got] = {}
         self._read = 0
         """Replies of which ends and tokens are known."""
-        self._decode_mem = ScheduleBatch.check_decode_mem
+        self._patched = ScheduleBatch.check_decode_mem, Admission.lacking
         self.turn = self.turns_left = 0
         self.loop = threading.Thread(target=self._go_round, daemon=True)
         self.go, self.done = threading.Semaphore(0), threading.Semaphore(0)
@@ -63,7 +65,7 @@ class World:
 
     def again(self) -> None:
         """Begin anew with the same scheduler, which is idle: nothing is known of what was before."""
-        ScheduleBatch.check_decode_mem = self._decode_mem
+        ScheduleBatch.check_decode_mem, Admission.lacking = self._patched
         for known in (self.requests, self.replies, self.backups, self.found, self.inbox):
             known.clear()
         self._ends.clear()
@@ -90,10 +92,13 @@ class World:
         return req
 
     def arrive(self, rid: str, prompt: int, output: int, priority: int | None = None, **more: object) -> None:
-        """Have such a request come from the tokenizer: SGLang checks its length, and may answer with an error."""
+        """Have such a request come from the tokenizer: SGLang checks its length, and may answer with an error.
+
+        EOS never comes; a request that would not ignore it is admitted by other estimates of SGLang's.
+        """
         first = 100 + SPAN * len(self.requests) + SPAN * len(self.inbox)
         ids = list(range(first, first + prompt))
-        sampling = SamplingParams(max_new_tokens=output, temperature=0.0, ignore_eos=True)
+        sampling = SamplingParams(max_new_tokens=output, temperature=0.0, ignore_eos=more.pop("ignore_eos", True))
         sampling.normalize(None)
         io_struct = importlib.import_module("sglang.srt.managers.io_struct")
         message = io_struct.TokenizedGenerateReqInput
@@ -243,6 +248,15 @@ class World:
         """The logprobs that its client got."""
         self._read_replies()
         return self._logprobs.get(rid, logprobs.Got())
+
+    def reasons(self, rid: str) -> Iterator[dict]:
+        """Why the request ended, as its client is told."""
+        for reply in self.replies:
+            if type(reply).__name__ == "AbortReq" and reply.rid == rid and reply.finished_reason:
+                yield reply.finished_reason
+            elif hasattr(reply, "finished_reasons"):
+                named = zip(reply.rids, reply.finished_reasons, strict=True)
+                yield from (reason for name, reason in named if name == rid and reason)
 
     def _read_replies(self) -> None:
         for reply in self.replies[self._read :]:
