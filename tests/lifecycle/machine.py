@@ -20,6 +20,8 @@ from .fork import AGAIN, Fork
 
 REUSED = 100
 """Sequences that one fork plays at most."""
+ASKED = ("", " top=0", "", " top=2", "", " top=1 named=1")
+"""The logprobs that a request wants. Told from its size: a choice of its own would make other sequences of all."""
 LONGEST = 960
 """Tokens of a prompt; the next request's ids begin 1000 after its own."""
 
@@ -117,6 +119,8 @@ def answers() -> st.SearchStrategy[int]:
 
 class Machine(RuleBasedStateMachine):
     hunt: ClassVar[Hunt]
+    asks: ClassVar[bool] = True
+    """For logprobs."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -167,7 +171,8 @@ class Machine(RuleBasedStateMachine):
         self.rids.append(rid)
         rank = f" priority={priority}" if self.priorities else ""
         stops = " ignore_eos=0" if (prompt // 2 + priority) % 2 and not self.hunt.roomy else ""  # as most clients
-        self.play(f"arrive {rid} prompt={prompt} output={output}{rank}{stops}")
+        asked = ASKED[(prompt + output) % len(ASKED)] if self.asks and not self.hunt.roomy else ""
+        self.play(f"arrive {rid} prompt={prompt} output={output}{rank}{stops}{asked}")
 
     @precondition(lambda self: not self.over and len(self.rids) < 9)
     @rule(prompts=st.lists(st.sampled_from([20, 60, 110, 120, 300]), min_size=2, max_size=4), output=answers())
@@ -262,6 +267,8 @@ class DecodeMachine(Machine):
 
     hold = release = None
     """Nothing is staged: KV is transferred to the host."""
+    asks = False
+    """The logprob of the first token comes with the KV, and the prefill worker that stands in sends none."""
 
     def go_on(self) -> None:
         self.play("land")

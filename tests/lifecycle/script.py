@@ -14,6 +14,7 @@ from pathlib import Path
 
 from sglang_hisparse_plugin.admission import Admission
 
+from .logprobs import Wanted
 from .pools import UNITS, slot_of
 from .served import Served
 from .server import PAGE
@@ -34,6 +35,8 @@ class Story:
         self.tokens = 0
         self.aborted: dict[str, int] = {}
         """Tokens that each request had when the client gave it up."""
+        self.wanted: dict[str, Wanted] = {}
+        """The logprobs that requests ask for; the others want none."""
         self.told = 0
         self.holding = False
         self.served = Served(world)
@@ -69,11 +72,17 @@ class Story:
         output: int,
         priority: int | None = None,
         ignore_eos: int = 1,
+        top: int | None = None,
+        named: int = 0,
     ) -> None:
+        """With `top` it wants logprobs, and of so many best tokens; if `named`, of some that it names, too."""
         self.arrived.append(rid)
+        if top is not None:
+            self.wanted[rid] = Wanted(top, [5, 17] if named else None)
+        asked = self.wanted[rid].fields if top is not None else {}
         self.tokens += output
         self.served.arrives(rid, prompt, output)
-        self.world.arrive(rid, prompt, output, priority, ignore_eos=bool(ignore_eos))
+        self.world.arrive(rid, prompt, output, priority, ignore_eos=bool(ignore_eos), **asked)
         self.do_run(1)
 
     def do_run(self, turns: int) -> None:
@@ -190,6 +199,10 @@ class Story:
         for rid in too_long or stuck:  # behind one that is never scheduled all others may have to wait
             w.expect(False, f"{rid} never ends{too_long.get(rid, '')}")
         self.served.judge()
+        for rid in self.arrived:
+            if w.ends(rid) == ["length"]:
+                for wrong in w.logprobs(rid).wrong(self.wanted.get(rid), list(w.requests[rid].output_ids)):
+                    w.expect(False, f"{rid}: {wrong}")
         w.expect_at_rest()
 
     # --- judging ---
