@@ -166,7 +166,8 @@ class Launcher:
     def _environment(self) -> dict[str, str]:
         if self.scale.device == "cpu":
             env = cpu.environment(self.target.root)
-            env["SGLANG_CPU_OMP_THREADS_BIND"] = "|".join(["0"] * self.tp)  # unset: a NUMA node for each rank
+            stages = self.pp if "init_threads_binding" in self._source("utils/numa_utils.py") else 1  # earlier, of one
+            env["SGLANG_CPU_OMP_THREADS_BIND"] = "|".join(["0"] * self.tp * stages)  # unset: a NUMA node for each rank
         else:
             env = dict(os.environ, SGLANG_DISABLE_VERSION_CHECK="1", SGLANG_JIT_DEEPGEMM_PRECOMPILE="0")
             # Without HiSparse a short prompt would take a dense kernel, which the sparse walks are not compared with.
