@@ -23,7 +23,7 @@ from types import TracebackType
 from typing import Any
 
 from . import probe
-from .client import Client
+from .client import Client, sampling
 
 Progress = Callable[[str], None]
 _EXCEPTION = re.compile(r"^(?:\w+\.)*\w*(?:Error|Exception|Exit|Interrupt)(?::.*)?$", re.M)
@@ -127,10 +127,7 @@ class Server:
         Raises:
             OSError: no answer: the server died, refused, or took longer than it had to start.
         """
-        body: dict[str, Any] = {
-            "input_ids": tokens,
-            "sampling_params": {"temperature": 0, "max_new_tokens": steps, "ignore_eos": True},
-        }
+        body: dict[str, Any] = {"input_ids": tokens, "sampling_params": sampling(tokens, steps)}
         if rid:
             body["rid"] = rid
         if rank is not None:
