@@ -167,14 +167,17 @@ def _decided(server_args: Any) -> Iterator[str]:
 
 
 def _asked(server_args: Any, top_k: int, hot_buffer: int) -> room.Sizes:
-    """Slots and rows are known where both are given; each data-parallel rank has its share of slots."""
+    """Slots and rows are known where both are given; each rank of DP attention has its share of slots."""
     slots, rows = server_args.max_running_requests, server_args.max_total_tokens
+    # From 0.5.22 on SGLang makes this one of --dp-size and --enable-dp-attention.
+    ranks = getattr(server_args, "attn_dp_size", None)
+    ranks = ranks or (server_args.dp_size if server_args.enable_dp_attention else 1)
     return room.Sizes(
         server_args.speculative_num_draft_tokens or 0,
         top_k,
         hot_buffer,
         PAGE,
-        slots and max(1, slots // server_args.dp_size),
+        slots and max(1, slots // ranks),
         rows and rows // PAGE * PAGE,
     )
 

@@ -55,7 +55,8 @@ def update_running_batch(original: Any, scheduler: Any, batch: Any) -> Any:
             if batch.check_decode_mem(going_on):
                 break
             upstream.retract(scheduler, [act.req])
-        batch.hisparse_others = any(all(req is not mine for mine in batch.reqs) for req in upstream.holders(scheduler))
+        mine = set(map(id, batch.reqs))
+        batch.hisparse_others = any(id(req) not in mine for req in upstream.holders(scheduler))
     return original(scheduler, batch)
 
 

@@ -27,14 +27,19 @@ def judge(tree: SourceTree) -> Verdict:
     expect(lists == ["backup_indices"], "torch.tensor(backup_indices, ...), once", "; ".join(lists) or "no such call")
     if not any(call.lineno < made[0].lineno for call in backup.all_calls() if ast.unparse(call.func) == WAITS):
         return Fixed("the stream that sends the list has not been told to wait for the forward pass")
-    if any(keyword.arg == "pin_memory" and ast.unparse(keyword.value) == "True" for keyword in made[0].keywords):
-        return Fixed("the list of positions is sent from pinned memory")
-    device = [ast.unparse(keyword.value) for keyword in made[0].keywords if keyword.arg == "device"]
-    expect(device == ["self.device"], "torch.tensor(..., device=self.device)", ast.unparse(made[0]))
     sent = [call for call in backup.all_calls() if isinstance(call.func, ast.Attribute) and call.func.attr == "to"]
+    if _says(made[0], "pin_memory", "True"):
+        late = [ast.unparse(call) for call in sent if not _says(call, "non_blocking", "True")]
+        expect(bool(sent) and not late, ".to(..., non_blocking=True)", "; ".join(late) or "no such call")
+        return Fixed("the list of positions is sent from pinned memory, and nobody waits for it")
+    expect(_says(made[0], "device", "self.device"), "torch.tensor(..., device=self.device)", ast.unparse(made[0]))
     expect([ast.unparse(call) for call in sent] == SENT, SENT[0], f"{len(sent)} to(...)")
     expect_hookable(backup, "self", more=True)
     return Defective("a decode step sends a list by a stream that waits for the forward pass, and waits for it")
+
+
+def _says(call: ast.Call, name: str, value: str) -> bool:
+    return any(keyword.arg == name and ast.unparse(keyword.value) == value for keyword in call.keywords)
 
 
 def backup_previous_token(original: Any, coordinator: Any, *args: Any, **kwargs: Any) -> Any:

@@ -43,10 +43,11 @@ OVERLAY = Overlay(
     id="logprob-none",
     symptom="a request with token_ids_logprob beside one without ends the server, with HiSparse or without",
     why=(
-        "In a batch where somebody names tokens whose logprobs it wants, SGLang makes a tensor for each who does and a "
-        "list for the others, and takes all for tensors. The hook makes tensors of the lists before they are read."
+        "In a step of decode where somebody names tokens whose logprobs it wants, SGLang makes a tensor for each who "
+        "does and a list for the others, and takes all for tensors. The hook makes tensors of the lists before they "
+        "are read."
     ),
-    loses="two clients, one of whom names tokens with token_ids_logprob, end the server",
+    loses="two clients that decode together, one of whom names tokens with token_ids_logprob, end the server",
     rows=(),
     origin="sgl-project/sglang 0.5.21, which makes a tensor for each",
     remove_when="0.5.21 is the oldest supported release",

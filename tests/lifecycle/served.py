@@ -59,7 +59,7 @@ class Served:
                 w.expect(w.answered(rid), f"{rid} answered {list(w.requests[rid].output_ids)}")
                 asked = w.requests[rid].sampling_params.max_new_tokens  # SGLang may have cut that to nothing
                 w.expect(len(w.streamed(rid)) >= asked, f"the client of {rid} was streamed only {w.streamed(rid)}")
-            if not ends or rid in self.given_up or not self.fits(rid) or self._may_come_again(rid):
+            if not ends or rid in self.given_up or not self.fits(rid) or self._excused(rid):
                 continue
             why = "; ".join(reason.get("message") or reason["type"] for reason in w.reasons(rid))
             got = len(w.streamed(rid))
@@ -96,11 +96,17 @@ class Served:
         asked = getattr(queue, "_allocatable_tokens", None)
         return asked is not None and "logical_attn_allocator" not in asked.__code__.co_names
 
-    def _may_come_again(self, rid: str) -> bool:
-        """A decode worker that cannot have KV computed again tells so whom it must retract, to 0.5.21."""
+    def _excused(self, rid: str) -> bool:
+        """A decode worker that cannot have KV computed again tells so whom it must retract, to 0.5.21.
+
+        And, open, on every release: it aborts the last request that decodes, though others whose KV has come or is on
+        its way hold the memory.
+        """
         cache = importlib.import_module("sglang.srt.mem_cache.common")
-        lost = self._receives and not hasattr(cache, "dsv4_needs_rebootstrap") and rid in self.pressed
-        return lost and any("Retry later" in reason.get("message", "") for reason in self.world.reasons(rid))
+        says = ["even after retracting all other requests"]
+        says += [] if hasattr(cache, "dsv4_needs_rebootstrap") else ["Retry later"]
+        said = [reason.get("message", "") for reason in self.world.reasons(rid)]
+        return self._receives and rid in self.pressed and any(text in message for text in says for message in said)
 
     def _there(self) -> list[str]:
         return [rid for rid in self.asked if not self.world.ends(rid)]

@@ -70,7 +70,8 @@ class Server(Rig):
 
     def ended(self, rid: str) -> list[str]:
         """What the client of a request that was refused is told."""
-        return [reply.finished_reason["message"] for reply in self.replies if getattr(reply, "rid", "") == rid]
+        outputs = [reply for reply in self.replies if rid in getattr(reply, "rids", ())]
+        return [output.finished_reasons[output.rids.index(rid)]["message"] for output in outputs]
 
     def _submit(self, prompt: int) -> None:
         super()._submit(prompt)
