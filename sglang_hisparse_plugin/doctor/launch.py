@@ -99,6 +99,13 @@ class Launch:
         return int(steps + 1 if steps is not None else given[0] or 0)
 
     @property
+    def attention_ranks(self) -> int:
+        """Ranks of DP attention, which share the request slots; from 0.5.22 on one flag says both."""
+        if self.get("attn_dp_size"):
+            return self.count("attn_dp_size")
+        return self.count("dp") if self.get("dp_attention") else 1
+
+    @property
     def arguments(self) -> SimpleNamespace:
         """By the server's own names, for what judges those."""
         renamed = {

@@ -98,7 +98,8 @@ def server(examined: Examined) -> shapes.Server | None:
         flags = hisparse(examined, model)
         layers = -(-model.layers // launch.count("pp_size"))
         model = dataclasses.replace(model, layers=layers, shared_index=model.shared_index[:layers])
-        requests, context = launch.count("max_running_requests"), launch.get("context_length") or model.max_context or 0
+        requests = max(1, launch.count("max_running_requests") // launch.attention_ranks)
+        context = launch.get("context_length") or model.max_context or 0
         return shapes.Server(
             release(examined), model, flags, kv_dtype(examined), 0, requests, context, draft_tokens=launch.drafts
         )

@@ -9,7 +9,9 @@ goes wrong, or waits for ever, where the ranks have different ones.
 from __future__ import annotations
 
 import json
+import os
 import sys
+import time
 from datetime import timedelta
 from types import ModuleType, SimpleNamespace
 
@@ -57,7 +59,12 @@ def main(rank: int, port: int) -> None:
     alone = late_transfer._is_over(first)
     first.kv_receiver.kv_mgr.request_status[1] = SUCCESS
     told.append(polled())
-    print(json.dumps({"told": told, "alone": alone}))
+    print(json.dumps({"told": told, "alone": alone}), flush=True)
+    store = torch.distributed.distributed_c10d._get_default_store()
+    store.add("done", 1)  # who leaves first takes the other's connection with it
+    while rank == 0 and store.add("done", 0) < 2:
+        time.sleep(0.02)
+    os._exit(0)  # gloo's threads have nothing more to do, and complain of whoever has left
 
 
 if __name__ == "__main__":

@@ -109,7 +109,7 @@ GOOD = {
     "steps-alone-count": both(SERVES, speculative_num_draft_tokens="9"),
     "mixed-chunks-are-turned-off": both(SERVES, enable_mixed_chunk="", chunked_prefill_size="256"),
     "many-requests": both(SERVES, max_running_requests="4"),
-    "ranks-of-dp-attention-share-slots": Command(SERVES, SERVES, DP | {"--max-running-requests": "8000"}),
+    "ranks-of-dp-attention-share-slots": Command(SERVES, SERVES, DP | {"--max-running-requests": "4200"}),
     "drafts-and-buffer": both(SERVES, hisparse_config='{"device_buffer_size": 6144}', **steps(2)),
     "adaptive-is-turned-off": Command(SERVES, SERVES, DP | {"--speculative-adaptive": ""}, since=(0, 5, 11)),
     "adaptive-is-turned-off-too": Command(

@@ -52,7 +52,7 @@ def _judge_pools(examined: Examined) -> Iterator[Finding]:
     launch, size = examined.subject.launch, sizes(examined)
     if size is None:
         return
-    server, ranks = size.server, launch.count("dp") if launch.get("dp_attention") else 1
+    server, ranks = size.server, launch.attention_ranks
     try:
         formulas.check(server)
     except shapes.SizingError:
