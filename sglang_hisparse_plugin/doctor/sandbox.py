@@ -10,10 +10,11 @@ import selectors
 import signal
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
+INTERRUPTIONS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 KEPT_OUTPUT = 4000  # characters of what a function printed
 AT_ONCE = 4
 ENDING_S = 1.0  # for a killed process to be gone; one that sleeps in the kernel is left behind
@@ -62,7 +63,8 @@ def run(jobs: Mapping[str, Job]) -> dict[str, Outcome]:
                 while waiting and len(running) < AT_ONCE:
                     name, job = waiting.pop(0)
                     try:
-                        running[name] = child = _start(name, job)
+                        with _uninterrupted():
+                            running[name] = child = _start(name, job)
                     except OSError as error:  # no more processes or descriptors
                         outcomes[name] = Outcome(failure=f"could not be started: {error}")
                         continue
@@ -78,6 +80,16 @@ def run(jobs: Mapping[str, Job]) -> dict[str, Outcome]:
         for child in running.values():
             _kill(child.pid)
     return {name: outcomes[name] for name in jobs}
+
+
+@contextlib.contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """An interruption waits: its exception is lost in what Python runs after a fork, or would leave a child alone."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, INTERRUPTIONS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _start(name: str, job: Job) -> _Child:
@@ -105,8 +117,9 @@ def _start(name: str, job: Job) -> _Child:
 def _child(job: Job, result_end: int, output_end: int) -> NoReturn:
     try:
         os.setsid()  # so that everything it starts can be ended with it
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGALRM):
+        for number in (*INTERRUPTIONS, signal.SIGALRM):
             signal.signal(number, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, INTERRUPTIONS)
         signal.alarm(int(job.limit_s) + 5)  # should nobody be left to end it
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         sys.dont_write_bytecode = True
