@@ -11,6 +11,7 @@ from .. import upstream
 from ..patching.outcome import Defective, Fixed, Verdict
 from ..patching.overlay import Hook, Overlay
 from ..patching.source import FunctionSource, SourceTree
+from .meanwhile import meanwhile
 from .probing import existing, expect, expect_hookable, looks_at, probe
 
 WORKER = "sglang.srt.managers.tp_worker"
@@ -97,15 +98,9 @@ def check_if_req_exceed_kv_capacity(original: Any, queue: Any, req: Any) -> Any:
         return original(queue, req)
 
 
-@contextlib.contextmanager
-def _logical(owner: Any) -> Iterator[None]:
+def _logical(owner: Any) -> contextlib.AbstractContextManager[None]:
     """Who goes by the size of the device pool sees that of the logical one."""
-    device_tokens = owner.max_total_num_tokens
-    owner.max_total_num_tokens = owner.token_to_kv_pool_allocator.size_full
-    try:
-        yield
-    finally:
-        owner.max_total_num_tokens = device_tokens
+    return meanwhile(owner, max_total_num_tokens=owner.token_to_kv_pool_allocator.size_full)
 
 
 OVERLAY = Overlay(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from .scenarios import decoded, finish, scenario
 from .world import World
 
@@ -182,17 +180,7 @@ def long_request(w: World) -> None:
 def expect_refused(w: World, rid: str, why: str) -> None:
     """The request has ended once, by an abort that says `why`, with a code that SGLang makes an HTTP error of."""
     w.expect(w.ends(rid) == ["abort"], f"{rid} ended as {w.ends(rid)}, not as aborted once")
-    codes = [reason.get("status_code") for reason in reasons(w, rid)]
+    codes = [reason.get("status_code") for reason in w.reasons(rid)]
     w.expect({*codes} <= {400, 500, 503}, f"{rid} was aborted with {codes}, of which SGLang makes 200")
-    said = [reason.get("message", "") for reason in reasons(w, rid)]
+    said = [reason.get("message", "") for reason in w.reasons(rid)]
     w.expect(any(why in text for text in said), f"{rid} was aborted with {said}, which does not say why")
-
-
-def reasons(w: World, rid: str) -> Iterator[dict]:
-    """Why the request ended, as the client is told."""
-    for reply in w.replies:
-        if type(reply).__name__ == "AbortReq" and reply.rid == rid and reply.finished_reason:
-            yield reply.finished_reason
-        elif hasattr(reply, "finished_reasons"):
-            named = zip(reply.rids, reply.finished_reasons, strict=True)
-            yield from (reason for name, reason in named if name == rid and reason)
