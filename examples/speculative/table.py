@@ -3,7 +3,7 @@
     python table.py --json rows.json          # at most eight minutes on an H200
     python table.py --device cpu              # a small model: shows that it runs, its times mean nothing
 
-The model has the attention of DeepSeek-V3.2 (128 heads, latent 512 + 64, indexer 64 x 128, top-k 2048), four layers
+The model has the attention of DeepSeek-V3.2 (128 heads, latent 512 + 64, indexer 64 x 128, top-k 2048), a few layers
 and no MLP to speak of. It is the demo's: prompts have a known answer, and a wrong one is an error here, not a row.
 Its rows are chosen without any locality, so its hit rates are as low as they can be.
 
@@ -43,7 +43,6 @@ V32 = model.Dims(
     index_topk=2048,
     q_lora_rank=1536,
     hidden=2048,
-    layers=4,
 )
 #: One piece of an answer for so many tokens: sending each by itself would take longer than four layers do.
 STREAM_INTERVAL = 8
@@ -110,7 +109,7 @@ def scale(options: argparse.Namespace) -> setup.Scale:
     staged = (longest + steps) * most  # prompts of a burst are on the device until they are staged
     return replace(
         base,
-        dims=V32 if options.device == "cuda" else base.dims,
+        dims=replace(V32 if options.device == "cuda" else base.dims, layers=options.layers),
         slots=most + 1,  # the last chunk of a prompt counts as another request, and who is full admits nobody for long
         device_tokens=(buffers + staged + 63) // 64 * 64,
         long=(longest,),
@@ -184,6 +183,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--concurrency", type=int, nargs="+", default=(1, 4, 8), metavar="N")
     parser.add_argument("--context", type=int, nargs="+", metavar="TOKENS", help="default: 8192 32768; on a CPU 500")
     parser.add_argument("--steps", type=int, default=512, metavar="TOKENS", help="to generate, at least")
+    parser.add_argument("--layers", type=int, default=4, metavar="N", help="of the model, at least 2")
     parser.add_argument("--draft-tokens", type=int, choices=(2, 3, 4), default=3, metavar="N")
     parser.add_argument("--repeats", type=int, default=3, metavar="N", help="samples of each row")
     parser.add_argument("--minutes", type=float, default=8, metavar="N", help="begin no turn after so long")
@@ -192,6 +192,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows there, too, after every turn")
     parser.add_argument("--commit", help="for the record, where this is no checkout")
     options = parser.parse_args()
+    if options.layers < 2:
+        parser.error("--layers: the model finds its way in two layers, so it has at least 2")
     options.context = options.context or ([8192, 32768] if options.device == "cuda" else [500])
     return options
 

@@ -89,7 +89,8 @@ class Record:
     def __init__(self, options: argparse.Namespace, release: str) -> None:
         machine = demo.machine(options.device)
         commit = options.commit or machine["commit"]
-        self.head = machine | {"commit": commit, "steps": options.steps, "draft_tokens": options.draft_tokens}
+        asked = {name: getattr(options, name) for name in ("steps", "layers", "draft_tokens")}
+        self.head = machine | {"commit": commit} | asked
         self.common = {"release": release, "device": machine["hardware"], "commit": commit}
         self.file: Path | None = options.json
         self.failures: list[str] = []
