@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from conftest import Site, server_arguments
+from sites import Site, server_arguments
 
 SPECULATION = {
     "--speculative-algorithm": "EAGLE",

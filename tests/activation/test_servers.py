@@ -8,7 +8,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from conftest import RELEASES, Site, install, make_site, server_arguments, started
+from sites import RELEASES, Site, install, make_site, server_arguments, started
 
 FIRST = "0.5.10.post1"  # activated by the .pth file
 LOADER = "0.5.12"  # activated by SGLang's loader

@@ -7,7 +7,7 @@ import shutil
 import zipfile
 from pathlib import Path
 
-from conftest import CHECKOUT, Site, install, make_site
+from sites import CHECKOUT, Site, install, make_site
 
 LOADED = "import sys, json; print(json.dumps(sorted(sys.modules)))"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from test_checks import LOG, PLAN, SCALE, Dead, FakeLauncher, FakeServer, failed
+from fakes import LOG, PLAN, SCALE, Dead, FakeLauncher, FakeServer, failed
 
 from sglang_hisparse_plugin.demo import checks, speculation
 from sglang_hisparse_plugin.demo.model import Draft

@@ -6,11 +6,9 @@ import json
 from pathlib import Path
 
 import pytest
-from machine import DSA
+from machine import DSA, RELEASE
 
 from sglang_hisparse_plugin.demo import releases
-
-RELEASE = "0.5.12"
 
 
 @pytest.fixture(scope="session")

@@ -16,6 +16,7 @@ from sglang_hisparse_plugin.doctor import examine, launch, sandbox
 from sglang_hisparse_plugin.doctor.table import PROBES
 
 CHECKOUT = Path(__file__).parents[2]
+RELEASE = "0.5.12"
 #: Nothing but the package's folder: no site-packages, no environment variables of Python.
 BARE = "import sys; sys.path[:0] = {paths!r}; from sglang_hisparse_plugin.cli import main; sys.exit(main(sys.argv[1:]))"
 DSA = {

@@ -12,8 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import RELEASE
-from machine import BARE, CHECKOUT, Ran, doctor, package, program
+from machine import BARE, CHECKOUT, RELEASE, Ran, doctor, package, program
 
 from sglang_hisparse_plugin.demo import cpu
 from sglang_hisparse_plugin.doctor.table import PROBES

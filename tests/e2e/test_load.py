@@ -2,29 +2,18 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from demo_command import held, refused
 
 SECONDS = 12
-COMMAND = [sys.executable, "-m", "sglang_hisparse_plugin.cli", "demo", "--json"]
-
-
-def load(*arguments: str, seconds: float) -> subprocess.CompletedProcess[str]:
-    command = [*COMMAND, f"--load={seconds}", *arguments]
-    return subprocess.run(command, check=False, capture_output=True, text=True, timeout=900)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize(("ranks", "seconds"), [("--tp=1", SECONDS), ("--tp=2", 3 * SECONDS)])
 def test_a_server_survives_its_clients(ranks: str, seconds: float, tmp_path: Path) -> None:
-    done = load("--release=0.5.12", ranks, f"--work-dir={tmp_path}", seconds=seconds)
-    assert done.stdout, done.stderr
-    report = json.loads(done.stdout)["releases"][0]
-    assert done.returncode == 0, json.dumps(report["checks"], indent=1)
+    report = held(f"--load={seconds}", "--release=0.5.12", ranks, work=tmp_path)["releases"][0]
     assert all(check["passed"] for check in report["checks"])
     counts = {kind: report["figures"][kind] for kind in ("exact", "aborted", "disconnected", "refused")}
     assert sum(counts.values()) == report["figures"]["requests"] > 0
@@ -33,8 +22,7 @@ def test_a_server_survives_its_clients(ranks: str, seconds: float, tmp_path: Pat
 
 @pytest.mark.gpu
 def test_a_gpu_server_survives_its_clients(tmp_path: Path) -> None:
-    done = load("--device=cuda", f"--work-dir={tmp_path}", seconds=60)
-    assert done.returncode == 0, done.stdout + done.stderr
+    held("--load=60", "--device=cuda", work=tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -47,7 +35,4 @@ def test_a_gpu_server_survives_its_clients(tmp_path: Path) -> None:
     ],
 )
 def test_wrong_use(arguments: list[str], says: str) -> None:
-    done = subprocess.run([*COMMAND, *arguments], check=False, capture_output=True, text=True)
-    assert done.returncode == 2
-    assert says in done.stderr
-    assert "Traceback" not in done.stderr
+    assert says in refused(*arguments)
