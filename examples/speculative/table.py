@@ -31,10 +31,10 @@ from rich.console import Console
 from table_record import MODES, Cell, Load, Mode, Record
 
 from sglang_hisparse_plugin import installation
-from sglang_hisparse_plugin.demo import model, releases, setup
+from sglang_hisparse_plugin.demo import language, model, releases, setup, sizes
 from sglang_hisparse_plugin.demo.server import Server, ServerFailed, stop_all
 
-V32 = model.Dims(
+V32 = sizes.Dims(
     heads=128,
     kv_lora_rank=512,
     qk_nope_head_dim=128,
@@ -60,7 +60,7 @@ class Seat:
 
     def warm_up(self) -> None:
         """What is compiled at its first use is compiled now."""
-        client.send(self.url, [model.prompt(min(self.options.context), seed) for seed in range(2)], 64)
+        client.send(self.url, [language.prompt(min(self.options.context), seed) for seed in range(2)], 64)
 
     def turn(self, load: Load) -> None:
         """Add a sample.
@@ -71,12 +71,12 @@ class Seat:
         """
         self.close()
         requests, context = load
-        prompts = [model.prompt(context, seed) for seed in range(requests)]
+        prompts = [language.prompt(context, seed) for seed in range(requests)]
         steps = steps_for(load, self.options)
         before = client.swap_in_counts(self.url) if self.mode.hisparse else {}
         streams = client.send(self.url, prompts, steps, self.options.patience)
         for prompt, stream in zip(prompts, streams, strict=True):
-            if stream.tokens != model.walk(prompt, steps):
+            if stream.tokens != language.walk(prompt, steps):
                 raise ServerFailed("a wrong token")
         rate, accepted = client.rate(streams), client.acceptance(streams)
         cell = self.cells.setdefault(load, Cell())

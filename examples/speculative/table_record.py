@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from sglang_hisparse_plugin.cli import demo
-from sglang_hisparse_plugin.demo.model import Draft
+from sglang_hisparse_plugin.demo.weights import Draft
 
 
 @dataclass(frozen=True)

@@ -27,8 +27,8 @@ from rich.text import Text
 
 from .. import __version__, installation, provenance, upstream
 from ..demo import checks, cpu, dp, load, model, pd, ranks, releases, server, speculation
-from ..demo.model import Draft
 from ..demo.setup import BACKENDS, SCALES, Launcher, Scale, Target, Variant
+from ..demo.weights import Draft
 
 CPU_RELEASES = ("0.5.10.post1", "0.5.12")
 REAL = "SGLang's scheduler, batches, HiSparse coordinator, allocators, pools and HTTP server; the model's weights"

@@ -12,7 +12,7 @@ from .. import installation
 from ..overlays import OVERLAYS
 from ..patching import engine
 from ..patching.outcome import Applied, Refused, Skipped
-from . import model, probe, walks
+from . import language, probe, walks, weights
 from .server import Progress, Server, ServerFailed
 from .setup import Launcher, Scale
 from .walks import Walk
@@ -235,11 +235,11 @@ def one_wrong_row(launcher: Launcher, report: Report, server: Server, layer: int
 
 def wrong_row(scale: Scale, layer: int) -> tuple[list[int], int, int, int]:
     """A prompt, the step of its walk that needs a row beyond the hot buffer, that row, and one of another digit."""
-    tokens = model.prompt(scale.long[-1], seed=1000 + layer)
+    tokens = language.prompt(scale.long[-1], seed=1000 + layer)
     step, position = walks.first_step_beyond(tokens, scale.hot_buffer)
-    digits = model.content_digits()
-    right = digits[model.Edge.of(tokens[position]).content][layer]
-    source = next(i for i, t in enumerate(tokens) if model.differ(digits[model.Edge.of(t).content][layer], right))
+    digits = weights.content_digits()
+    right = digits[language.Edge.of(tokens[position]).content][layer]
+    source = next(i for i, t in enumerate(tokens) if weights.differ(digits[language.Edge.of(t).content][layer], right))
     return tokens, step, position, source
 
 

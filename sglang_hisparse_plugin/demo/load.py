@@ -11,7 +11,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
-from . import checks, model, walks
+from . import checks, language, walks
 from .checks import Report
 from .client import Client, Reply
 from .server import Server
@@ -124,7 +124,7 @@ def drive(server: Server, scale: Scale, seconds: float, seed: int, progress: Cal
 def _client(server: Server, scale: Scale, rng: random.Random, end: float, tally: Tally) -> None:
     while time.monotonic() < end and server.alive:
         kind = rng.choice(list(KINDS))
-        tokens = model.prompt(rng.randint(*scale.crowd), rng.randrange(10**6))
+        tokens = language.prompt(rng.randint(*scale.crowd), rng.randrange(10**6))
         steps = rng.randint(1, scale.crowd_steps)
         request = server.client(tokens, steps)
         try:
@@ -192,7 +192,7 @@ KINDS = {
 
 def judge(request: Client, reply: Reply, aborted: bool) -> str:
     """What became of a request."""
-    right = model.walk(request.tokens, request.steps)
+    right = language.walk(request.tokens, request.steps)
     if reply.tokens == right:
         return "exact"
     if reply.ended == "abort" or reply.error:
@@ -206,4 +206,4 @@ def judge(request: Client, reply: Reply, aborted: bool) -> str:
 
 
 def _prefix(request: Client, reply: Reply) -> bool:
-    return reply.tokens == model.walk(request.tokens, request.steps)[: len(reply.tokens)]
+    return reply.tokens == language.walk(request.tokens, request.steps)[: len(reply.tokens)]

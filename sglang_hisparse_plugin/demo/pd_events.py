@@ -8,7 +8,7 @@ from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from functools import partial
 
-from . import checks, load, model, probe, walks
+from . import checks, language, load, probe, walks
 from .checks import Report
 from .pd_servers import Pair
 from .server import Server, ServerFailed
@@ -62,8 +62,8 @@ def comes_late(pair: Pair, scale: Scale, told: bool) -> Late:
     Args:
         told: it has told the prefill server, which is waited for no longer than the other request takes.
     """
-    gone, late = pair.apart(model.prompt(scale.crowd[1], seed=3000), 1)
-    prompt = model.prompt(scale.long[-1], seed=3001)
+    gone, late = pair.apart(language.prompt(scale.crowd[1], seed=3000), 1)
+    prompt = language.prompt(scale.long[-1], seed=3001)
     other = pair.request(prompt, scale.context - len(prompt) - 1)
     with pair.threads(2) as pool:
         given_up = pool.submit(walks.reply, gone.generate)
@@ -98,7 +98,7 @@ def _use_up(pair: Pair, scale: Scale, but: int) -> None:
     left = pair.decode.internal_state()[probe.KEY]["start"]["host slots"] - but
     length = scale.crowd[0]
     while left > length:
-        walks.ask(pair.decode, model.prompt(length, seed=left), 1)
+        walks.ask(pair.decode, language.prompt(length, seed=left), 1)
         left -= length
 
 

@@ -159,5 +159,5 @@ def corrupt(coordinator: Any, req: Any, layer: int, position: int, source: int) 
 
 def copy_digit(rows: Any, source: int, target: int) -> None:
     """Of one row of a layer's KV into another."""
-    digit = importlib.import_module("sglang_hisparse_plugin.demo.model").ROW_DIGIT
+    digit = importlib.import_module("sglang_hisparse_plugin.demo.weights").ROW_DIGIT
     rows[target, ..., digit] = rows[source, ..., digit].clone()

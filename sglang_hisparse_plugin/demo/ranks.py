@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
 
-from . import checks, model, probe, walks
+from . import checks, language, probe, walks
 from .checks import Report
 from .client import Client
 from .server import Server
@@ -81,8 +81,8 @@ def _without_the_overlay(launcher: Launcher, report: Report, up: Up, patience: f
 def _late(server: Server, scale: Scale, rank: int, patience: float) -> list[Walk]:
     """Of a request that comes later to one rank, and of another that decodes meanwhile."""
     prompts = [
-        (model.prompt(scale.crowd[0], seed=2000 + rank), STEPS),
-        (model.prompt(scale.crowd[0], 2100), scale.steps),
+        (language.prompt(scale.crowd[0], seed=2000 + rank), STEPS),
+        (language.prompt(scale.crowd[0], 2100), scale.steps),
     ]
     late, beside = (
         Client(f"http://127.0.0.1:{server.port}", rid, *prompt, patience)

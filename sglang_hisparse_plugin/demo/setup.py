@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from .. import config
-from . import cpu, model
-from .model import Draft
+from . import cpu, model, sizes
 from .server import Progress, Server
+from .weights import Draft
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class Scale:
     """Sizes of a demo; all lengths in tokens."""
 
     device: str
-    dims: model.Dims
+    dims: sizes.Dims
     hot_buffer: int
     """Slots per request on the device, without the page for the newest token."""
     device_tokens: int
@@ -53,7 +53,7 @@ class Scale:
 
 CPU = Scale(
     device="cpu",
-    dims=model.CPU,
+    dims=sizes.CPU,
     hot_buffer=128,
     device_tokens=4096,
     slots=4,
@@ -67,7 +67,7 @@ CPU = Scale(
 )
 CUDA = Scale(
     device="cuda",
-    dims=model.CUDA,
+    dims=sizes.CUDA,
     hot_buffer=4096,
     device_tokens=131072,
     slots=8,

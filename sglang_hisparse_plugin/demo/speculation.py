@@ -8,14 +8,15 @@ from ..patching.outcome import Applied, Refused, Skipped
 from ..speculative import limits, room
 from . import checks, walks
 from .checks import Report
-from .model import Draft
 from .server import Server, ServerFailed
 from .setup import Launcher
 from .side_by_side import SideBySide, Up
 from .walks import Walk
+from .weights import Draft
 
 OVERLAY = "speculative"  #: the overlay that makes HiSparse serve speculative decoding
 GUARD = "speculative-guard"  #: the one that ends a server where none does
+COLD = 0.01  #: a temperature: drafts are verified by sampling, and only the right token is ever likely
 NEARLY = 0.9  #: of the most tokens a verification can give, where every draft is right
 WITHOUT, WITH = "without HiSparse", "with HiSparse"
 REFUSED = "nothing serves both on this release, and a server that is asked to says so and ends"
@@ -76,9 +77,19 @@ def _half_wrong(launcher: Launcher, report: Report, server: Server, others: Side
     with server:
         others.begin()  # not before: then they find the kernels that this one had to compile
         alone = checks.with_plugin(launcher, report, server, "half-wrong")
+        _sampled(launcher, report, server)
     most, got = launcher.variant.draft_tokens, acceptance(alone)
     name = f"{WITH}, drafts half wrong: some are accepted, some are not"
     _add(report, name, 1.1 < got < NEARLY * most, got, most)
+
+
+def _sampled(launcher: Launcher, report: Report, server: Server) -> None:
+    """Drafts are verified by another kernel where a request has a temperature."""
+    name = f"{WITH}, drafts half wrong, sampled at a temperature of {COLD}"
+    launcher.progress(f"{name}: long walks")
+    answers = [walks.ask(server, *each, temperature=COLD) for each in walks.long(launcher.scale)]
+    checks.all_exact(report, f"{name}: walks are exact", answers)
+    checks.pools_balance(report, server, f"{name}: pools are balanced at the end")
 
 
 def _long_walks(launcher: Launcher, report: Report, up: Up, where: str, draft: Draft) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from . import model
+from . import language
 from .client import Client, Reply
 from .server import Server
 from .setup import Scale
@@ -45,25 +45,32 @@ class Walk:
 
 
 def long(scale: Scale) -> list[Prompt]:
-    return [(model.prompt(length, seed), scale.steps) for seed, length in enumerate(scale.long)]
+    return [(language.prompt(length, seed), scale.steps) for seed, length in enumerate(scale.long)]
 
 
 def crowd(scale: Scale, size: int) -> list[Prompt]:
     rng = random.Random(0)
-    return [(model.prompt(rng.randint(*scale.crowd), seed=100 + i), scale.crowd_steps) for i in range(size)]
+    return [(language.prompt(rng.randint(*scale.crowd), seed=100 + i), scale.crowd_steps) for i in range(size)]
 
 
 def first_step_beyond(tokens: list[int], hot_buffer: int) -> tuple[int, int]:
     """The first step, after a few, that needs a row which the hot buffer did not hold at the start; and that row."""
-    needed = ((step, model.needed_position(tokens, step)) for step in range(8, model.STAGES))
+    needed = ((step, language.needed_position(tokens, step)) for step in range(8, language.STAGES))
     return next((step, position) for step, position in needed if position > hot_buffer)
 
 
-def ask(server: Server, tokens: list[int], steps: int, rid: str | None = None, rank: int | None = None) -> Walk:
+def ask(  # noqa: PLR0917 (what may be asked for)
+    server: Server,
+    tokens: list[int],
+    steps: int,
+    rid: str | None = None,
+    rank: int | None = None,
+    temperature: float = 0,
+) -> Walk:
     """The walk that the server makes of a prompt; see `Server.generate`."""
-    right = model.walk(tokens, steps)
+    right = language.walk(tokens, steps)
     try:
-        answer = server.generate(tokens, steps, rid, rank)
+        answer = server.generate(tokens, steps, rid, rank, temperature)
     except OSError as error:
         return Walk(tokens, right, None, str(error) or type(error).__name__)
     return Walk(tokens, right, answer.tokens, verifications=answer.verifications)
@@ -80,12 +87,14 @@ def reply(ask: Callable[[], Reply]) -> Reply:
 def of(request: Client, reply: Reply) -> Walk:
     """The walk that is the whole reply to a request."""
     whole = reply.ended and not reply.error
-    return Walk(request.tokens, model.walk(request.tokens, request.steps), reply.tokens if whole else None, reply.error)
+    return Walk(
+        request.tokens, language.walk(request.tokens, request.steps), reply.tokens if whole else None, reply.error
+    )
 
 
 def begun(request: Client, reply: Reply) -> Walk:
     """The walk that a reply has begun, as far as it has come."""
-    right = model.walk(request.tokens, request.steps)[: len(reply.tokens)]
+    right = language.walk(request.tokens, request.steps)[: len(reply.tokens)]
     return Walk(request.tokens, right, None if reply.error else reply.tokens, reply.error)
 
 

@@ -6,7 +6,7 @@ import dataclasses
 from pathlib import Path
 from typing import Any, ClassVar
 
-from sglang_hisparse_plugin.demo import checks, model, probe, setup
+from sglang_hisparse_plugin.demo import checks, language, probe, setup
 from sglang_hisparse_plugin.demo.server import Answer, Server
 from sglang_hisparse_plugin.patching.outcome import Applied, Skipped
 
@@ -36,7 +36,9 @@ class FakeServer:
     def __exit__(self, *_: object) -> None:
         pass
 
-    def generate(self, tokens: list[int], steps: int, rid: str | None = None, rank: int | None = None) -> Answer:
+    def generate(
+        self, tokens: list[int], steps: int, rid: str | None = None, rank: int | None = None, temperature: float = 0
+    ) -> Answer:
         return Answer(self.answer(tokens, steps, rid), self.verifications(steps))
 
     def verifications(self, steps: int) -> int:
@@ -45,11 +47,11 @@ class FakeServer:
     def answer(self, tokens: list[int], steps: int, rid: str | None = None) -> list[int]:
         if self.dies:
             raise ConnectionResetError("gone")
-        right = model.walk(tokens, steps)
+        right = language.walk(tokens, steps)
         return self.break_walk(right, -8) if rid and rid.startswith("hisparse-fault") else right
 
     def break_walk(self, right: list[int], step: int) -> list[int]:
-        return [*right[:step], model.Edge(model.FIRST_LAP, 0, 0).token + 1, *right[step:][1:]]
+        return [*right[:step], language.Edge(language.FIRST_LAP, 0, 0).token + 1, *right[step:][1:]]
 
     def internal_state(self) -> dict[str, Any]:
         return {probe.KEY: self.state}

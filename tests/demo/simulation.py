@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from sglang_hisparse_plugin.demo.model import Dims
+from sglang_hisparse_plugin.demo.sizes import Dims
 
 EPS = 1e-6
 

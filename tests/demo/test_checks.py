@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 from fakes import LOG, PLAN, POOLS, SCALE, Dead, FakeLauncher, FakeServer, failed
 
-from sglang_hisparse_plugin.demo import checks, model, walks
+from sglang_hisparse_plugin.demo import checks, language, walks
 from sglang_hisparse_plugin.demo.server import ServerFailed
 from sglang_hisparse_plugin.patching.outcome import Outcome, Refused, Skipped
 
@@ -190,7 +190,7 @@ def test_wrong_tokens_are_a_defect_and_an_old_error_in_the_log_is_no_death(run: 
         log = "ImportError: an optional module\n"
 
         def answer(self, tokens: list[int], steps: int, rid: str | None = None) -> list[int]:
-            return self.break_walk(model.walk(tokens, steps), 5)
+            return self.break_walk(language.walk(tokens, steps), 5)
 
     control = run(off=Wrong).checks[-2]
     assert (control.passed, control.detail) == (True, "4 of 4 walks wrong, the first of them wrong from step 5")

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from sglang_hisparse_plugin.demo import load, model
+from sglang_hisparse_plugin.demo import language, load
 from sglang_hisparse_plugin.demo.client import Client, Reply, _add
 
-PROMPT = model.prompt(100, seed=1)
-RIGHT = model.walk(PROMPT, 4)
+PROMPT = language.prompt(100, seed=1)
+RIGHT = language.walk(PROMPT, 4)
 
 
 @pytest.mark.parametrize(

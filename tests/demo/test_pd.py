@@ -14,14 +14,14 @@ from typing import Any
 import pytest
 import torch
 
-from sglang_hisparse_plugin.demo import load, model, pd, pd_events, pd_probe, pd_servers
+from sglang_hisparse_plugin.demo import language, load, pd, pd_events, pd_probe, pd_servers, weights
 from sglang_hisparse_plugin.demo.checks import Report
 from sglang_hisparse_plugin.demo.pd_servers import Pair, Transport
 from sglang_hisparse_plugin.demo.server import Server
 from sglang_hisparse_plugin.demo.setup import CPU, Launcher, Target
 
-PROMPT = model.prompt(100, seed=1)
-RIGHT = model.walk(PROMPT, 4)
+PROMPT = language.prompt(100, seed=1)
+RIGHT = language.walk(PROMPT, 4)
 
 
 class Peer:
@@ -65,7 +65,7 @@ class Peer:
             return 200, {"output_ids": [], "meta_info": {"finish_reason": {"type": "abort", "message": "aborted"}}}
         steps = body["sampling_params"]["max_new_tokens"]
         answer = {
-            "output_ids": model.walk(body["input_ids"], steps),
+            "output_ids": language.walk(body["input_ids"], steps),
             "meta_info": {"finish_reason": {"type": "length"}},
         }
         if self.statuses:
@@ -220,7 +220,7 @@ def test_a_fault_takes_the_digit_of_another_row(name: Any) -> None:
     assert torch.equal(rows[0], before[0])
     changed = (rows[1] != before[1]).nonzero()
     assert set(changed[:, 0].tolist()) == {5}, "the row of position 2"
-    assert torch.equal(rows[1][5, 0, model.ROW_DIGIT], before[1][7, 0, model.ROW_DIGIT])
+    assert torch.equal(rows[1][5, 0, weights.ROW_DIGIT], before[1][7, 0, weights.ROW_DIGIT])
 
 
 def test_waiting_for_slots_in_use_ends() -> None:

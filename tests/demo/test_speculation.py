@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
 
 import pytest
 from fakes import LOG, PLAN, SCALE, Dead, FakeLauncher, FakeServer, failed
 
 from sglang_hisparse_plugin.demo import checks, speculation
-from sglang_hisparse_plugin.demo.model import Draft
+from sglang_hisparse_plugin.demo.server import Answer
 from sglang_hisparse_plugin.demo.setup import Variant
 from sglang_hisparse_plugin.demo.walks import Walk
+from sglang_hisparse_plugin.demo.weights import Draft
 from sglang_hisparse_plugin.patching.outcome import Applied, Refused
 
 HALF = "with HiSparse, drafts half wrong: some are accepted, some are not"
@@ -98,6 +101,17 @@ def test_a_wrong_token_with_wrong_drafts(run: Callable[..., checks.Report]) -> N
             return self.break_walk(right, 3) if self.per_pass == 1.0 else right
 
     assert "with HiSparse, drafts wrong: walks are exact" in failed(run(Follows))
+
+
+def test_a_wrong_token_where_drafts_are_verified_by_sampling(run: Callable[..., checks.Report]) -> None:
+    class Samples(Speculating):
+        def generate(self, tokens: list[int], steps: int, *who: Any, temperature: float = 0) -> Answer:
+            answer = super().generate(tokens, steps, *who)
+            return replace(answer, tokens=self.break_walk(answer.tokens, 3)) if temperature else answer
+
+    assert failed(run(Samples)) == [
+        f"with HiSparse, drafts half wrong, sampled at a temperature of {speculation.COLD}: walks are exact"
+    ]
 
 
 def test_a_server_that_serves_without_the_plugin_fails_the_control(run: Callable[..., checks.Report]) -> None:

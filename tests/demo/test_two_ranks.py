@@ -108,7 +108,9 @@ class Routed(Good):
     bad: int | None = None
     asked: list[int | None]
 
-    def generate(self, tokens: list[int], steps: int, rid: str | None = None, rank: int | None = None) -> Answer:
+    def generate(
+        self, tokens: list[int], steps: int, rid: str | None = None, rank: int | None = None, temperature: float = 0
+    ) -> Answer:
         type(self).asked.append(rank)
         answer = super().generate(tokens, steps, rid)
         return Answer([*answer.tokens[:-1], 0], 0) if rank is not None and rank == self.bad and not rid else answer

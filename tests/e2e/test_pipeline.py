@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from sglang_hisparse_plugin.demo import checks, load, model, releases, setup
+from sglang_hisparse_plugin.demo import checks, language, load, model, releases, setup
 
 RELEASES = os.environ.get("RANKS_RELEASES", "0.5.12").split(",")
 SCALE = replace(setup.CPU, device_tokens=1536, slots=8, long=(1200, 1000), crowd_size=10, patience=600)
@@ -26,7 +26,7 @@ def test_two_stages(release: str, tmp_path: Path) -> None:
     launcher = setup.Launcher(target, SCALE, weights, tmp_path, print, pp=2)
     with launcher.server("two-stages", retract=True) as server:
         checks.with_plugin(launcher, report, server, "two stages")
-        clients = [server.client(model.prompt(700, seed=i), 200) for i in range(ABORTED)]
+        clients = [server.client(language.prompt(700, seed=i), 200) for i in range(ABORTED)]
         with ThreadPoolExecutor(ABORTED) as pool:
             ends = [pool.submit(load._abort_soon, client, random.Random(i)) for i, client in enumerate(clients)]
         outcomes = [end.result() for end in ends]

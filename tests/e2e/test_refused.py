@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import pytest
 
-from sglang_hisparse_plugin.demo import model, releases, setup
+from sglang_hisparse_plugin.demo import language, model, releases, setup
 from sglang_hisparse_plugin.demo.server import Server
 
 SCALE = replace(setup.CPU, device_tokens=1024, hot_buffer=1024, long=(900,))
@@ -40,7 +40,7 @@ def asked(server: Server, path: str, **body: object) -> tuple[int, str]:
 
 def generated(server: Server, length: int, **more: object) -> tuple[int, str]:
     sampling = {"temperature": 0, "max_new_tokens": 20, "ignore_eos": True}
-    return asked(server, "/generate", input_ids=model.prompt(length, 7), sampling_params=sampling, **more)
+    return asked(server, "/generate", input_ids=language.prompt(length, 7), sampling_params=sampling, **more)
 
 
 def says_why(text: str) -> bool:
@@ -74,4 +74,4 @@ def test_with_logprobs(server: Server) -> None:
 
 def test_others_are_answered(server: Server) -> None:
     status, text = generated(server, SHORT)
-    assert status == 200 and json.loads(text)["output_ids"] == model.walk(model.prompt(SHORT, 7), 20), text
+    assert status == 200 and json.loads(text)["output_ids"] == language.walk(language.prompt(SHORT, 7), 20), text

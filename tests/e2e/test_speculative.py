@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 from demo_command import WITH_HISPARSE, held
 
-from sglang_hisparse_plugin.demo import checks, cpu, model, probe, releases, setup
-from sglang_hisparse_plugin.demo.model import Draft
+from sglang_hisparse_plugin.demo import checks, cpu, language, model, probe, releases, setup, sizes
 from sglang_hisparse_plugin.demo.server import Server, free_port
+from sglang_hisparse_plugin.demo.weights import Draft
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "speculative"
 HALF = "with HiSparse, drafts half wrong: some are accepted, some are not"
@@ -45,7 +45,7 @@ def test_sglangs_own_way_from_0_5_22_on(draft_tokens: int, tmp_path: Path) -> No
     With 2 draft tokens the plugin's op answers, with 3 a stand-in that does what SGLang's kernel does. The walk needs
     rows that the buffer has not, and breaks where one of them is wrong.
     """
-    dims = replace(model.CPU, index_topk=1024)
+    dims = replace(sizes.CPU, index_topk=1024)
     length = 1024 * draft_tokens + 552
     prompt = {"long": (length,), "crowd": (length, length), "steps": 48, "slots": 2}
     scale = replace(setup.CPU, dims=dims, hot_buffer=2048, device_tokens=12288, **prompt).verifying(draft_tokens)
@@ -57,9 +57,9 @@ def test_sglangs_own_way_from_0_5_22_on(draft_tokens: int, tmp_path: Path) -> No
     )
     report = checks.Report("0.5.23")
     with launcher.server("own", draft=Draft.HALF) as server:
-        tokens = model.prompt(length, seed=1)
+        tokens = language.prompt(length, seed=1)
         answer = server.generate(tokens, scale.steps)
-        assert answer.tokens == model.walk(tokens, scale.steps)
+        assert answer.tokens == language.walk(tokens, scale.steps)
         assert 1.2 < (scale.steps - 1) / answer.verifications < draft_tokens - 0.2
         checks.one_wrong_row(launcher, report, server, layer=0)
         checks.pools_balance(report, server)
@@ -78,10 +78,10 @@ def example(name: str, *arguments: str, cwd: Path) -> str:
 def test_serve_and_client(tmp_path: Path) -> None:
     """`serve.sh both`, with the flags that a CPU needs behind the model, and `client.py` twice on it."""
     root = releases.fetch("0.5.12")
-    weights = model.write(tmp_path / "model", model.CPU)
+    weights = model.write(tmp_path / "model", sizes.CPU)
     launcher = setup.Launcher(setup.Target("0.5.12", root), setup.CPU, weights, tmp_path, print)
     flags = launcher._command(hisparse=False)[4:]
-    env = cpu.environment(root) | {"PYTHON": sys.executable, "TOP_K": str(model.CPU.index_topk)}
+    env = cpu.environment(root) | {"PYTHON": sys.executable, "TOP_K": str(sizes.CPU.index_topk)}
     command = ["bash", str(EXAMPLES / "serve.sh"), "both", str(weights), *flags]
     with Server(command, env, tmp_path / "log", patience=240, progress=lambda text: None) as server:
         load = ["--concurrency", "1", "--context", "300", "--steps", "60", "--rows", "rows.json"]

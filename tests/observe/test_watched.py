@@ -25,7 +25,7 @@ import numpy as np
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from sglang_hisparse_plugin.demo import model, setup
+from sglang_hisparse_plugin.demo import language, model, setup
 from sglang_hisparse_plugin.demo.releases import fetch
 from sglang_hisparse_plugin.demo.server import Server
 from sglang_hisparse_plugin.kernels.counters import MISS_BUCKETS
@@ -160,8 +160,8 @@ def test_counters_equal_what_the_policy_says_of_the_selections(watched: Watched)
     assert before["swap_in_misses_per_call_count", ""] == before["staging_queue_reqs", ""] == 0
 
     recording(watched.traces, 600)
-    tokens = model.prompt(PROMPT, seed=1)
-    assert server.generate(tokens, STEPS).tokens == model.walk(tokens, STEPS)
+    tokens = language.prompt(PROMPT, seed=1)
+    assert server.generate(tokens, STEPS).tokens == language.walk(tokens, STEPS)
     until(server, lambda rate: 0 < rate < 1)
     after = settled(server)
     trace = recorded(watched.traces)
@@ -184,10 +184,10 @@ def test_counters_equal_what_the_policy_says_of_the_selections(watched: Watched)
 
 def test_retractions_and_aborts_are_counted(watched: Watched) -> None:
     server = watched.server
-    prompts = [(model.prompt(600 + 40 * i, seed=50 + i), 60) for i in range(6)]
+    prompts = [(language.prompt(600 + 40 * i, seed=50 + i), 60) for i in range(6)]
     with ThreadPoolExecutor(len(prompts)) as pool:
         found = list(pool.map(lambda p: server.generate(*p), prompts))
-    assert [f.tokens == model.walk(*p) for f, p in zip(found, prompts, strict=True)] == [True] * len(prompts)
+    assert [f.tokens == language.walk(*p) for f, p in zip(found, prompts, strict=True)] == [True] * len(prompts)
     before = settled(server)
     said = sum(map(int, re.findall(r"#retracted_reqs: (\d+)", server.log_text())))
     assert said > 0 and before["retractions_total", "running"] + before["retractions_total", "staging"] == said
@@ -205,7 +205,7 @@ def test_whoever_is_told_of_an_abort_is_counted(watched: Watched) -> None:
     before, told = settled(server), 0
     for delay in (0.2, 0.6, 1.2):
         with ThreadPoolExecutor(QUEUE) as pool:
-            prompts = [model.prompt(900 + 40 * i, seed=70 + i) for i in range(QUEUE)]
+            prompts = [language.prompt(900 + 40 * i, seed=70 + i) for i in range(QUEUE)]
             jobs = [pool.submit(ended_by, server, tokens) for tokens in prompts]
             time.sleep(delay)
             ask(server, "/abort_request", {"rid": "", "abort_all": True})
@@ -228,9 +228,9 @@ def test_refusals_are_counted_by_who_refuses(watched: Watched) -> None:
     server = watched.server
     before, rejected = settled(server), http_responses(server, "400")
     with ThreadPoolExecutor(3 * QUEUE) as pool:
-        answers = list(pool.map(lambda seed: status(server, model.prompt(200, seed=seed), 20), range(3 * QUEUE)))
+        answers = list(pool.map(lambda seed: status(server, language.prompt(200, seed=seed), 20), range(3 * QUEUE)))
     assert {*answers} == {200, 503}
-    assert status(server, model.prompt(5 * SCALE.context, seed=1), 1) == 400
+    assert status(server, language.prompt(5 * SCALE.context, seed=1), 1) == 400
     after = settled(server)
     new = {
         reason: after["refused_admissions_total", reason] - before["refused_admissions_total", reason]
@@ -264,7 +264,7 @@ def http_responses(server: Server, code: str) -> float:
 
 def abort(server: Server, rid: str) -> None:
     """Start a long request, wait until it decodes, abort it as a client does."""
-    body = {"input_ids": model.prompt(1000, seed=9), "rid": rid}
+    body = {"input_ids": language.prompt(1000, seed=9), "rid": rid}
     body |= {"sampling_params": {"temperature": 0, "max_new_tokens": SCALE.steps, "ignore_eos": True}}
     threading.Thread(target=lambda: ask(server, "/generate", body), daemon=True).start()
     end = time.monotonic() + 60
@@ -303,15 +303,15 @@ def test_overlays_are_listed(watched: Watched) -> None:
 @pytest.mark.skipif("OBSERVE_RELEASES" not in os.environ, reason="two more servers a release: make observe")
 @pytest.mark.parametrize("release", RELEASES)
 def test_explore_foretells_a_server_with_another_hot_buffer(release: str, tmp_path: Path) -> None:
-    tokens = model.prompt(PROMPT, seed=1)
+    tokens = language.prompt(PROMPT, seed=1)
     with serving(release, tmp_path, trace=True, metrics=False) as server:
         recording(tmp_path / "traces", 600)
-        assert server.generate(tokens, STEPS).tokens == model.walk(tokens, STEPS)
+        assert server.generate(tokens, STEPS).tokens == language.walk(tokens, STEPS)
         trace = recorded(tmp_path / "traces")
         with pytest.raises(OSError):
             scrape(server)
     with serving(release, tmp_path, hot=2 * HOT) as server:
-        assert server.generate(tokens, STEPS).tokens == model.walk(tokens, STEPS)
+        assert server.generate(tokens, STEPS).tokens == language.walk(tokens, STEPS)
         found = settled(server)
     counted = [
         sum(found[f"swap_in_{name}_total", str(layer)] for layer in range(LAYERS)) for name in ("hits", "misses")
