@@ -3,7 +3,8 @@
     python -m lifecycle.ranks VARIANT STORY
 
 Two of them share the heads of every request (tensor parallelism), or have requests of their own (DP attention); four
-are two pairs, each with requests of its own. Or they are the stages of a pipeline, see `stages.py`.
+are two pairs, each with requests of its own, and share heads or, by prefill context parallelism, context. Or they are
+the stages of a pipeline, see `stages.py`.
 
 Prints JSON: the ranks that started, and by rank what happened there, or null for one that did not end in time.
 """
@@ -34,6 +35,8 @@ class Story:
     ranks: int = 2
     alone: int = 0
     """Groups of ranks with requests of their own, by DP attention; 0: none."""
+    context: int = 1
+    """Ranks that share the context of a prompt, and so its requests."""
     staged: bool = False
     """Whether each rank has layers of its own: pipeline parallelism."""
 
@@ -41,7 +44,7 @@ class Story:
     def flags(self) -> list[str]:
         if self.staged:
             return ["--pp-size", str(self.ranks)]
-        parallel = ["--tp-size", str(self.ranks)]
+        parallel = ["--tp-size", str(self.ranks), "--attn-cp-size", str(self.context)]
         return [*parallel, "--dp-size", str(self.alone), "--enable-dp-attention"] if self.alone else parallel
 
 
@@ -230,6 +233,7 @@ STORIES = {
     "empty-on-one": Story(empty_on_one),
     "own-requests": Story(own_requests, alone=2),
     "pairs": Story(pairs, ranks=4, alone=2),
+    "pairs-of-context": Story(pairs, ranks=4, alone=2, context=2),
     **{name: Story(play, staged=True) for name, play in stages.STORIES.items()},
 }
 

@@ -18,7 +18,7 @@ import pytest
 from sglang_hisparse_plugin.demo import releases
 from sglang_hisparse_plugin.patching import series
 
-from . import launch
+from . import launch, register
 
 HERE = Path(__file__).parent
 RELEASES = os.environ.get("RANKS_RELEASES", "0.5.23").split(",")
@@ -63,8 +63,27 @@ def test_with_dp_attention_each_rank_has_its_own_requests(release: str, tmp_path
 
 
 @pytest.mark.parametrize("release", RELEASES)
-def test_with_dp_attention_only_ranks_that_share_requests_vote(release: str, tmp_path: Path) -> None:
-    answers = _ranks(release, "plugin", "pairs", tmp_path)
+@pytest.mark.parametrize("story", ["pairs", "pairs-of-context"])
+def test_with_dp_attention_ranks_that_share_requests_vote_and_no_others(
+    release: str, story: str, tmp_path: Path
+) -> None:
+    _expect_pairs_agree(_ranks(release, "plugin", story, tmp_path))
+
+
+@pytest.mark.skipif(not register.ALL_ASKED, reason="make every-release: the plugin's run is in every suite")
+@pytest.mark.parametrize("release", PATCHED)
+def test_patched_ranks_that_share_context_agree(release: str, tmp_path: Path) -> None:
+    _expect_pairs_agree(_ranks(release, "patched", "pairs-of-context", tmp_path))
+
+
+@pytest.mark.skipif(not register.ALL_ASKED, reason="make every-release")
+@pytest.mark.parametrize("release", RELEASES)
+def test_ranks_that_share_context_part_when_nothing_is_patched(release: str, tmp_path: Path) -> None:
+    one, other, *_ = _ranks(release, "off", "pairs-of-context", tmp_path)
+    assert not one or not other or one["decoded"] != other["decoded"]
+
+
+def _expect_pairs_agree(answers: list[dict]) -> None:
     assert all(answers), "a rank did not come to an end"
     assert [told["findings"] for told in answers] == [[]] * 4
     for one, other in (answers[:2], answers[2:]):

@@ -276,6 +276,16 @@ FORKS = (
         "tp-ready", "another vote", NEW, COORDINATOR, COLLECT, "(finish_count, d", "(-finish_count, d", "-finish_count"
     ),
     Fork(
+        "tp-ready",
+        "another group",
+        NEW,
+        COORDINATOR,
+        "HiSparseCoordinator.__init__",
+        "self.tp_group = tp_group",
+        "self.tp_group = voters(tp_group)",
+        "voters",
+    ),
+    Fork(
         "pp-layer",
         "another row",
         OLD,
