@@ -25,7 +25,7 @@ from rich.table import Table
 from swap_scene import Calls, Cell, Load, Union, Upstream, Way, host_memory
 
 from sglang_hisparse_plugin import installation
-from sglang_hisparse_plugin.cli import demo
+from sglang_hisparse_plugin.demo import results
 from sglang_hisparse_plugin.kernels import bench, build
 
 STEPS = 8  # verifications in a graph
@@ -141,7 +141,7 @@ def main() -> int:
     swap_jit.stand_in()
     with console.status("compiling"):
         spec = compiled(grid, options.sglang)
-    machine = demo.machine("cuda")
+    machine = results.machine("cuda")
     record = machine | {"commit": options.commit or machine["commit"], "steps": STEPS, "replays": options.replays}
     record |= {"cuda": torch.version.cuda, "sources": build.source_digest()}
     record |= {"sglang": installation.Installation(options.sglang).version if options.sglang else None}

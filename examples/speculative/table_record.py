@@ -14,7 +14,7 @@ import client
 from rich.console import Console
 from rich.table import Table
 
-from sglang_hisparse_plugin.cli import demo
+from sglang_hisparse_plugin.demo import results
 from sglang_hisparse_plugin.demo.weights import Draft
 
 
@@ -87,7 +87,7 @@ class Record:
     """All rows, written anew after each turn."""
 
     def __init__(self, options: argparse.Namespace, release: str) -> None:
-        machine = demo.machine(options.device)
+        machine = results.machine(options.device)
         commit = options.commit or machine["commit"]
         asked = {name: getattr(options, name) for name in ("steps", "layers", "draft_tokens")}
         self.head = machine | {"commit": commit} | asked

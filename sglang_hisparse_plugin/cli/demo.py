@@ -4,58 +4,39 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import importlib.metadata
+import functools
 import importlib.util
 import json
-import os
-import platform
 import shutil
 import signal
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
 from dataclasses import asdict
-from datetime import datetime, timezone
 from pathlib import Path
 from types import FrameType
 
 from rich.console import Console
-from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-from rich.table import Table
-from rich.text import Text
 
-from .. import __version__, installation, provenance, upstream
-from ..demo import checks, cpu, dp, load, model, pd, ranks, releases, server, speculation
-from ..demo.setup import BACKENDS, SCALES, Launcher, Scale, Target, Variant
+from .. import installation
+from ..demo import checks, dp, load, pd, ranks, releases, results, speculation
+from ..demo import run as demo
+from ..demo.progress import Say, line
+from ..demo.report import Report
+from ..demo.run import CPU_RELEASES, CannotRun
+from ..demo.setup import BACKENDS, SCALES, Launcher, Target, Variant
 from ..demo.weights import Draft
-
-CPU_RELEASES = ("0.5.10.post1", "0.5.12")
-REAL = "SGLang's scheduler, batches, HiSparse coordinator, allocators, pools and HTTP server; the model's weights"
-ADDED = "a hook that reads the pools' free slots, and one that makes the wrong host rows of the controls"
-
-Say = Callable[[str], None]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of ``demo``."""
     parser.add_argument("--device", choices=sorted(SCALES), default="cpu")
-    parser.add_argument(
-        "--tp",
-        type=int,
-        choices=(1, 2),
-        default=1,
-        metavar="N",
-        help="tensor-parallel ranks, a GPU each: 1 (default) or 2",
-    )
-    parser.add_argument(
-        "--dp",
-        type=int,
-        choices=(1, 2),
-        default=1,
-        metavar="N",
-        help="ranks of DP attention, each with requests of its own; 2 stands for --tp 2 as well",
-    )
+    ranks_of = {
+        "--tp": "tensor-parallel ranks, a GPU each: 1 (default) or 2",
+        "--dp": "ranks of DP attention, each with requests of its own; 2 stands for --tp 2 as well",
+    }
+    for flag, text in ranks_of.items():
+        parser.add_argument(flag, type=int, choices=(1, 2), default=1, metavar="N", help=text)
     which = parser.add_mutually_exclusive_group()
     which.add_argument(
         "--release",
@@ -96,13 +77,9 @@ def run(options: argparse.Namespace) -> int:
     try:
         with _orderly_end():
             return _demo(options, Console(stderr=True))
-    except (_CannotRun, releases.ReleaseUnavailable, installation.NotInstalled) as error:
+    except (CannotRun, releases.ReleaseUnavailable, installation.NotInstalled) as error:
         print(f"sglang-hisparse demo: {error}", file=sys.stderr)
         return 2
-
-
-class _CannotRun(Exception):
-    """Something the demo needs is not here; the text says what, and the remedy."""
 
 
 @contextlib.contextmanager
@@ -128,20 +105,13 @@ def _demo(options: argparse.Namespace, console: Console) -> int:
     """`console`: for progress and remarks; the result goes to stdout."""
     options.tp = max(options.tp, options.dp)
     _require(options.device, options.tp)
-    if options.dp > 1 and (options.speculative or options.pd):
-        raise _CannotRun("--dp goes with --load alone; take it without --speculative and --pd")
-    if options.seed is not None and options.load is None:
-        raise _CannotRun("--seed goes with --load")
-    if options.load is not None and not 0 < options.load < float("inf"):
-        raise _CannotRun(f"--load takes a number of seconds above 0, not {options.load}")
-    if options.pd and (options.speculative or options.load is not None or options.tp > 1):
-        raise _CannotRun("--pd is a set of checks of its own; take it without --speculative, --load and --tp")
+    _agree(options)
     variant = _variant(options)
-    targets = _targets(options, console)
+    targets = demo.targets(options.release, options.sglang_path, options.device, console)
     work = _folder(options.work_dir)
     keep = options.work_dir is not None
     try:
-        reports = _run(options, variant, targets, work, console)
+        reports = _reports(options, variant, targets, work, console)
         passed = all(report.passed for report in reports)
         keep = keep or not passed
     finally:
@@ -149,36 +119,43 @@ def _demo(options: argparse.Namespace, console: Console) -> int:
             shutil.rmtree(work, ignore_errors=True)
     out = console if options.json else Console()
     if options.json:
-        print(
-            json.dumps(
-                _summary(options.device, options.tp, reports)
-                | {"dp": options.dp, "variant": variant and asdict(variant)},
-                indent=2,
-            )
-        )
+        more = {"dp": options.dp, "variant": variant and asdict(variant)}
+        print(json.dumps(results.record(options.device, options.tp, reports) | more, indent=2))
     else:
-        _print(out, options.device, reports)
+        results.show(out, options.device, reports)
     if variant:
-        _line(out, f"Speculative decoding: {variant}")
+        line(out, f"Speculative decoding: {variant}")
     if keep:
-        _line(out, f"Logs: {work}")
-    _line(out, _verdict(options.device, reports))
+        line(out, f"Logs: {work}")
+    line(out, results.verdict(options.device, reports))
     return 0 if passed else 1
 
 
 def _require(device: str, tp: int) -> None:
     missing = [name for name in ("torch", "safetensors") if importlib.util.find_spec(name) is None]
     if missing:
-        raise _CannotRun(f"{' and '.join(missing)} missing; `make demo` builds an environment that has what it takes")
+        raise CannotRun(f"{' and '.join(missing)} missing; `make demo` builds an environment that has what it takes")
     if device == "cuda":
         import torch
 
         if not torch.cuda.is_available():
-            raise _CannotRun("torch finds no CUDA device here; use --device cpu")
+            raise CannotRun("torch finds no CUDA device here; use --device cpu")
         if torch.cuda.device_count() < tp:
-            raise _CannotRun(
-                f"--tp {tp} needs {tp} GPUs, and torch finds {torch.cuda.device_count()}; use --device cpu"
-            )
+            raise CannotRun(f"--tp {tp} needs {tp} GPUs, and torch finds {torch.cuda.device_count()}; use --device cpu")
+
+
+def _agree(options: argparse.Namespace) -> None:
+    loaded = options.load is not None
+    if options.dp > 1 and (options.speculative or options.pd):
+        raise CannotRun("--dp goes with --load alone; take it without --speculative and --pd")
+    if options.seed is not None and not loaded:
+        raise CannotRun("--seed goes with --load")
+    if loaded and not 0 < options.load < float("inf"):
+        raise CannotRun(f"--load takes a number of seconds above 0, not {options.load}")
+    if options.pd and (options.speculative or loaded or options.tp > 1):
+        raise CannotRun("--pd is a set of checks of its own; take it without --speculative, --load and --tp")
+    if options.speculative and loaded:
+        raise CannotRun("--load and --speculative are two sets of checks; take one of them")
 
 
 def _variant(options: argparse.Namespace) -> Variant | None:
@@ -192,14 +169,12 @@ def _variant(options: argparse.Namespace) -> Variant | None:
     }
     if not options.speculative:
         if any(given.values()):
-            raise _CannotRun(f"{', '.join(name for name, value in given.items() if value)} go with --speculative")
+            raise CannotRun(f"{', '.join(name for name, value in given.items() if value)} go with --speculative")
         return None
-    if options.load is not None:
-        raise _CannotRun("--load and --speculative are two sets of checks; take one of them")
     default = Variant()
     dtype = options.kv_cache_dtype or default.kv_dtype
     if options.device == "cpu" and dtype != default.kv_dtype:
-        raise _CannotRun(f"no stand-in on a CPU for a KV cache of {dtype}; use --device cuda, or {default.kv_dtype}")
+        raise CannotRun(f"no stand-in on a CPU for a KV cache of {dtype}; use --device cuda, or {default.kv_dtype}")
     graphs = options.device != "cpu" and not options.eager  # a CPU has none
     return Variant(options.draft_tokens or default.draft_tokens, not options.no_overlap, graphs, dtype)
 
@@ -212,175 +187,35 @@ def _folder(wanted: Path | None) -> Path:
         wanted.mkdir(parents=True, exist_ok=True)
         return wanted
     except OSError as error:
-        raise _CannotRun(f"no folder for the model and the logs: {error}; name another one with --work-dir") from error
+        raise CannotRun(f"no folder for the model and the logs: {error}; name another one with --work-dir") from error
 
 
-def _targets(options: argparse.Namespace, console: Console) -> list[Target]:
-    wanted = options.release
-    if not wanted:
-        try:
-            found = installation.find(options.sglang_path)
-            return [_fit(Target(found.version, found.root))]
-        except installation.NotInstalled:
-            if options.sglang_path or options.device != "cpu":
-                raise
-            wanted = CPU_RELEASES
-    else:
-        wanted = list(dict.fromkeys(map(releases.canonical, wanted)))
-    targets = []
-    with _progress(console) as begin:
-        for release in wanted:
-            begin(f"SGLang {release}")("looking for the wheel, or fetching it")
-            targets.append(_fit(Target(release, releases.fetch(release))))
-    return targets
-
-
-def _fit(target: Target) -> Target:
-    if upstream.lacks_hisparse(installation.find(target.root).tree):
-        raise _CannotRun(f"SGLang {target.name} has no HiSparse; take a release from {CPU_RELEASES[0]} on")
-    return target
-
-
-def _run(
+def _reports(
     options: argparse.Namespace, variant: Variant | None, targets: list[Target], work: Path, console: Console
-) -> list[checks.Report]:
+) -> list[Report]:
     scale = SCALES[options.device]
     if options.load is not None or options.pd:
         scale = load.small(scale)
     if variant:
         scale = scale.verifying(variant.draft_tokens)
-    with _progress(console) as begin, ThreadPoolExecutor(len(targets)) as pool:
-        says = [begin(f"SGLang {target.name}") for target in targets]
-        says[0]("writing the model")
-        weights = _write_models(work, scale, [Draft.HALF, Draft.WRONG] if variant else [])
+    common = {"variant": variant or Variant(), "tp": options.tp, "dp": options.dp}
 
-        def one(target: Target, say: Say) -> checks.Report:
-            launcher = Launcher(target, scale, weights, work, say, variant or Variant(), options.tp, options.dp)
-            if options.load is not None:
-                return load.run(launcher, options.load, options.seed or 0)
-            if variant:
-                return speculation.run(launcher, options.quick)
-            if options.pd:
-                return pd.run(launcher)
-            if options.dp > 1:
-                return dp.run(launcher)
-            return ranks.run(launcher) if options.tp > 1 else checks.run(launcher)
+    def launcher(target: Target, say: Say) -> Launcher:
+        return Launcher(target, scale, work / "model", work, say, **common)
 
-        # a GPU holds one server at a time; on a CPU most of a server's start is waiting for imports
-        one_by_one = scale.device == "cuda" or options.tp > 1 or options.pd
-        every: Callable[..., Iterator[checks.Report]] = map if one_by_one else pool.map
-        try:
-            return list(every(one, targets, says))
-        except BaseException:
-            server.stop_all()
-            raise
+    # a GPU holds one server at a time; on a CPU most of a server's start is waiting for imports
+    at_once = scale.device == "cpu" and options.tp == 1 and not options.pd
+    drafts = [*Draft] if variant else [Draft.RIGHT]
+    return demo.on_each(targets, launcher, _checks(options), drafts=drafts, at_once=at_once, console=console)
 
 
-def _write_models(work: Path, scale: Scale, others: list[Draft]) -> Path:
-    """The folder of the model; those with `others` of its next-token layer are beside it."""
-    folder = work / "model"
-    try:
-        model.write(folder, scale.dims)
-        for draft in others:
-            model.write(model.folder(folder, draft), scale.dims, draft)
-    except OSError as error:
-        raise _CannotRun(
-            f"cannot write the model to {work}: {error}; make room there, or name another folder with --work-dir"
-        ) from error
-    return folder
-
-
-@contextlib.contextmanager
-def _progress(console: Console) -> Iterator[Callable[[str], Say]]:
-    """Something that begins a task and returns what says how far it is: spinners for a person, else plain lines."""
-    if not console.is_terminal:
-        yield lambda name: _line_by_line(console, name)
-        return
-    columns = SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn()
-    with Progress(*columns, console=console, transient=True) as progress:
-
-        def begin(name: str) -> Say:
-            task = progress.add_task(name)
-            return lambda text: progress.update(task, description=f"{name}: {text}")
-
-        yield begin
-
-
-def _line_by_line(console: Console, name: str) -> Say:
-    last = ""
-
-    def say(text: str) -> None:
-        nonlocal last
-        if text != last:
-            _line(console, f"{name}: {text}")
-        last = text
-
-    return say
-
-
-def _line(console: Console, text: str) -> None:
-    """As it is: no markup, no wrapping."""
-    console.print(text, markup=False, highlight=False, soft_wrap=True)
-
-
-def _summary(device: str, tp: int, reports: list[checks.Report]) -> dict[str, object]:
-    return {
-        "device": device,
-        "tp": tp,
-        **machine(device, tp),
-        "real": REAL,
-        "added": ADDED,
-        "stand_ins": list(cpu.STAND_INS.values()) if device == "cpu" else None,
-        "verdict": _verdict(device, reports),
-        "passed": all(report.passed for report in reports),
-        "releases": [{**asdict(report), "passed": report.passed} for report in reports],
-    }
-
-
-def machine(device: str, gpus: int = 1) -> dict[str, object]:
-    """Where and with what this ran, for the record."""
-    if device == "cuda":
-        import torch
-
-        names = [torch.cuda.get_device_name(i) for i in range(gpus)]
-        name = names[0] if gpus == 1 else f"{gpus} x {' and '.join(dict.fromkeys(names))}"
-    else:
-        name = f"{os.cpu_count()} x {platform.machine()}"
-    return {
-        "hardware": name,
-        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "plugin": __version__,
-        "commit": provenance.commit(),
-        "python": platform.python_version(),
-        "torch": importlib.metadata.version("torch"),
-    }
-
-
-def _verdict(device: str, reports: list[checks.Report]) -> str:
-    """The whole result in one line."""
-    outcomes = [check.passed for report in reports for check in report.checks]
-    made, failed, not_made = (len(outcomes) - outcomes.count(None), outcomes.count(False), outcomes.count(None))
-    where = f"SGLang {' and '.join(report.release for report in reports)}, {device}"
-    if not all(report.checks for report in reports):
-        return f"not every check was made on {where}"
-    verdict = f"{failed} of {made} checks fail" if failed else f"all {made} checks hold"
-    return f"{verdict} on {where}" + (f"; {not_made} not applicable" if not_made else "")
-
-
-def _print(console: Console, device: str, reports: list[checks.Report]) -> None:
-    for report in reports:
-        table = Table(title=f"SGLang {report.release}, {device}", title_justify="left", show_header=False)
-        for _ in range(3):
-            table.add_column(overflow="fold")
-        for check in report.checks:
-            verdict = {True: "[green]holds[/]", False: "[bold red]FAILS[/]", None: "[dim]n/a[/]"}[check.passed]
-            table.add_row(verdict, Text(check.name), Text(check.detail))
-        console.print(table, f"{report.figures['seconds']:.0f} s")
-    _line(console, f"Real: {REAL}.")
-    _line(console, f"Added: {ADDED}.")
-    if device == "cpu":
-        _line(console, "Stand-ins, because this is no GPU:")
-        for text in cpu.STAND_INS.values():
-            _line(console, f"- {text}.")
-    else:
-        _line(console, "No stand-ins.")
+def _checks(options: argparse.Namespace) -> demo.Checks:
+    if options.load is not None:
+        return functools.partial(load.run, seconds=options.load, seed=options.seed or 0)
+    if options.speculative:
+        return functools.partial(speculation.run, quick=options.quick)
+    if options.pd:
+        return pd.run
+    if options.dp > 1:
+        return dp.run
+    return ranks.run if options.tp > 1 else checks.run

@@ -5,58 +5,13 @@ from __future__ import annotations
 import itertools
 import re
 import time
-from collections.abc import Callable
-from dataclasses import InitVar, dataclass, field
+from dataclasses import dataclass
 
-from .. import installation
-from ..overlays import OVERLAYS
-from ..patching import engine
-from ..patching.outcome import Applied, Refused, Skipped
-from . import language, probe, walks, weights
-from .server import Progress, Server, ServerFailed
+from . import language, plan, probe, walks, weights
+from .report import Part, Report, make
+from .server import Server
 from .setup import Launcher, Scale
 from .walks import Walk
-
-
-@dataclass
-class Check:
-    """One claim about one release."""
-
-    name: str
-    passed: bool | None
-    """None: does not apply to this release; `detail` says why."""
-    detail: str
-
-    def __str__(self) -> str:
-        verdict = {True: "holds", False: "FAILS", None: "n/a"}[self.passed]
-        return f"{verdict}: {self.name}: {self.detail.partition(chr(10))[0]}"
-
-
-def _unheard(_: str) -> None:
-    pass
-
-
-@dataclass
-class Report:
-    """Checks and figures of one release, in the order in which they were made."""
-
-    release: str
-    say: InitVar[Progress] = _unheard
-    """Hears of each check when it is made: a run that is cut short has not been for nothing."""
-    checks: list[Check] = field(default_factory=list)
-    figures: dict[str, float] = field(default_factory=dict)
-
-    def __post_init__(self, say: Progress) -> None:
-        self._say = say
-
-    def add(self, name: str, passed: bool | None, detail: str) -> None:
-        self.checks.append(Check(name, passed, detail))
-        self._say(str(self.checks[-1]))
-
-    @property
-    def passed(self) -> bool:
-        """Every check held, and none is missing because an earlier one could not finish."""
-        return bool(self.checks) and all(check.passed is not False for check in self.checks)
 
 
 @dataclass(frozen=True)
@@ -77,7 +32,6 @@ CONTROLS = (
 )
 IDLE_PATIENCE = 20  #: seconds in which finished requests must have given everything back
 END_PATIENCE = 30  #: seconds in which a server whose scheduler has died must have ended
-Part = tuple[str, Callable[[], None]]  #: a name for when it cannot be made, and what makes its checks
 SWAP_IN = "swap-in"  #: the overlay that replaces the swap-in kernel
 
 
@@ -92,17 +46,6 @@ def run(launcher: Launcher) -> Report:
     ]
     make(report, parts)
     return report
-
-
-def make(report: Report, parts: list[Part]) -> None:
-    """Make the checks of each part. A server that does not start is a failed check, not an exception."""
-    start = time.monotonic()
-    for name, part in parts:
-        try:
-            part()
-        except (ServerFailed, OSError) as error:
-            report.add(name, False, str(error))
-    report.figures["seconds"] = round(time.monotonic() - start, 1)
 
 
 def _without_hisparse(launcher: Launcher, report: Report) -> None:
@@ -120,18 +63,15 @@ def _with_plugin(launcher: Launcher, report: Report) -> None:
 def with_plugin(launcher: Launcher, report: Report, server: Server, name: str) -> list[Walk]:
     """What a server with HiSparse and forced retractions must do; returns the long walks."""
     scale = launcher.scale
-    plugin_active(launcher, report, server)
+    plan.plugin_active(launcher, report, server)
     launcher.progress(f"{name}: long walks")
-    contexts = " and ".join(f"{length / scale.hot_buffer:.0f}x" for length in scale.long)
     alone = [walks.ask(server, *each) for each in walks.long(scale)]
-    all_exact(report, f"walks are exact with HiSparse, contexts {contexts} the hot buffer", alone)
+    all_exact(report, f"walks are exact with HiSparse, {walks.contexts(scale)}", alone)
 
     launcher.progress(f"{name}: {scale.crowd_size} requests, {scale.slots} slots")
     answers = walks.together(server, walks.crowd(scale, scale.crowd_size))
     all_exact(report, f"{scale.crowd_size} requests at once on {scale.slots} slots: all finish, all exact", answers)
-    retracted = sum(map(int, re.findall(r"#retracted_reqs: (\d+)", server.log_text())))
-    report.add("requests were retracted on the way", retracted > 0, f"{retracted} retractions")
-    report.figures["retractions"] = retracted
+    were_retracted(report, server)
 
     for layer, rank in itertools.product(range(scale.dims.layers), range(launcher.tp)):
         launcher.progress(f"{name}: a wrong host row in layer {layer}")
@@ -141,11 +81,23 @@ def with_plugin(launcher: Launcher, report: Report, server: Server, name: str) -
     return alone
 
 
+def were_retracted(report: Report, server: Server) -> None:
+    """Some requests were, and the figure of how many."""
+    count = retractions(server)
+    report.add("requests were retracted on the way", count > 0, f"{count} retractions")
+    report.figures["retractions"] = count
+
+
+def retractions(server: Server) -> int:
+    """As its log counts them."""
+    return sum(map(int, re.findall(r"#retracted_reqs: (\d+)", server.log_text())))
+
+
 def _swap_in_served(launcher: Launcher, report: Report, server: Server) -> None:
     name = "the plugin's swap-in kernel did the work"
     if launcher.scale.device == "cpu":
         report.add(name, None, "on a CPU a stand-in did")
-    elif called_for(launcher, report, SWAP_IN, name):
+    elif plan.called_for(launcher, report, SWAP_IN, name):
         fallen_back = re.findall(r"HiSparse overlay swap-in: (.*own kernel serves.*)", server.log_text())
         report.add(name, not fallen_back, "; ".join(fallen_back) or "throughout")
 
@@ -155,7 +107,7 @@ def _with_upstream_swap_in(launcher: Launcher, report: Report) -> None:
     if launcher.scale.device == "cpu":
         report.add(name, None, "on a CPU the same stand-in serves as both kernels")
         return
-    if not called_for(launcher, report, SWAP_IN, name):
+    if not plan.called_for(launcher, report, SWAP_IN, name):
         return
     with launcher.server("upstream-swap-in", skip=SWAP_IN) as server:
         launcher.progress("upstream-swap-in: long walks")
@@ -164,7 +116,7 @@ def _with_upstream_swap_in(launcher: Launcher, report: Report) -> None:
 
 def _without_plugin(launcher: Launcher, report: Report, control: Control) -> None:
     scale = launcher.scale
-    if not called_for(launcher, report, control.overlay, control.name):
+    if not plan.called_for(launcher, report, control.overlay, control.name):
         return
     name = f"plugin-off-{control.overlay}"
     with launcher.server(name, plugin="off", retract=control.retract) as server:
@@ -191,34 +143,6 @@ def damage(server: Server, answers: list[Walk]) -> tuple[bool, str]:
         state = "ended, and its log does not say why" if ended else "lives"
         return False, f"the server {state}; {len(unanswered)} of {len(answers)} requests: {unanswered[0]}"
     return False, f"nothing went wrong: {len(answers)} of {len(answers)} walks exact"
-
-
-def plugin_active(launcher: Launcher, report: Report, server: Server) -> None:
-    """The server's own log says that what the source calls for is in place, and names every other overlay as skipped.
-
-    Where the source calls for nothing, every overlay must have been skipped, and the detail says so.
-    """
-    plan, log = planned(launcher), server.log_text()
-    wanted = {id for id, outcome in plan.items() if isinstance(outcome, Applied)}
-    found = {
-        label: set(re.findall(rf"HiSparse overlay (\S+): {label}", log)) for label in ("applied", "skipped", "refused")
-    }
-    refused = found["refused"] | {id for id, outcome in plan.items() if isinstance(outcome, Refused)}
-    wrong = {
-        "refused": refused,
-        "missing": wanted - found["applied"] - refused,
-        "applied although the source does not call for it": found["applied"] - wanted,
-        "not in the log": set(plan).difference(*found.values()) - wanted - refused,
-    }
-    problems = [f"{what}: {', '.join(sorted(ids))}" for what, ids in wrong.items() if ids]
-    if not plan:
-        problems.append("the plugin has no overlays")
-    if "HiSparse plugin" not in log:
-        problems = ["its start log has no line of the plugin; install the plugin in this environment"]
-    good = f"{len(wanted)} overlays applied, {len(plan) - len(wanted)} skipped"
-    if not wanted:
-        good = f"nothing to repair: this SGLang needs none of the {len(plan)} overlays, and all are skipped"
-    report.add("the plugin is active in the server", not problems, "; ".join(problems) or good)
 
 
 def one_wrong_row(launcher: Launcher, report: Report, server: Server, layer: int, rank: int = 0) -> None:
@@ -261,25 +185,6 @@ def _rows_came(report: Report, counts: dict[str, int] | None) -> None:
             "rows really came from the host", counts["misses"] > 0, f"{counts['misses']} misses, {counts['hits']} hits"
         )
         report.figures |= {f"swap_in_{name}": count for name, count in counts.items()}
-
-
-def planned(launcher: Launcher) -> engine.Plan:
-    """What the plugin does with this SGLang, by overlay."""
-    return engine.plan(OVERLAYS, installation.find(launcher.target.root).tree, frozenset())
-
-
-def called_for(launcher: Launcher, report: Report, overlay: str, name: str) -> bool:
-    """Whether the source has the defect that `overlay` repairs; if not, the report says what is so instead."""
-    outcome = planned(launcher).get(overlay)
-    if isinstance(outcome, Applied):
-        return True
-    if isinstance(outcome, Skipped):
-        report.add(name, None, outcome.reason)
-    elif isinstance(outcome, Refused):
-        report.add(name, False, f"cannot be made, {overlay} is refused: {outcome.evidence}. {outcome.reason}")
-    else:
-        report.add(name, False, f"cannot be made: the plugin has no overlay {overlay}")
-    return False
 
 
 def all_exact(report: Report, name: str, answers: list[Walk]) -> None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from . import checks, walks
-from .checks import Report
 from .ranks import WITH, WITHOUT, without_hisparse
+from .report import Part, Report, make
 from .setup import Launcher
 from .side_by_side import SideBySide, Up
 
@@ -16,11 +16,11 @@ def run(launcher: Launcher) -> Report:
     with_plugin = launcher.server("plugin-on", retract=True)
     with SideBySide([without, with_plugin], at_once=launcher.scale.device == "cuda") as servers:
         servers.begin()
-        parts: list[checks.Part] = [
+        parts: list[Part] = [
             (WITHOUT, lambda: without_hisparse(launcher, report, servers.up(without))),
             (WITH, lambda: _with_plugin(launcher, report, servers.up(with_plugin))),
         ]
-        checks.make(report, parts)
+        make(report, parts)
     return report
 
 

@@ -11,15 +11,16 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
-from . import checks, language, walks
-from .checks import Report
+from . import checks, language, plan, walks
 from .client import Client, Reply
+from .report import Part, Report, make
 from .server import Server
 from .setup import Launcher, Scale
 
 POOL = {"cpu": 2048, "cuda": 49152}  #: device tokens; the logical and host pools hold twice as many
 CLIENTS_PER_SLOT = 3
 REFUSED = re.compile(r"retracted", re.I)  #: by a PD decode server, and to be sent again; each request fits by itself
+GOOD = ("exact", "aborted", "disconnected", "refused")
 ABORTED = re.compile(r"abort", re.I)  #: what the answer to an abort says, if it says anything
 
 
@@ -34,7 +35,7 @@ class Outcome:
 
     kind: str
     what: str
-    """`exact`, `aborted`, `disconnected` or `refused`; anything else is a failure and says what."""
+    """One of GOOD; anything else is a failure and says what."""
 
 
 @dataclass
@@ -48,56 +49,61 @@ class Tally:
         with self.lock:
             self.outcomes[outcome] += 1
 
-    def count(self, what: str) -> int:
-        return sum(n for outcome, n in self.outcomes.items() if outcome.what == what)
+    @property
+    def counts(self) -> dict[str, int]:
+        """Of what is no failure."""
+        found: Counter[str] = Counter()
+        for outcome, n in self.outcomes.items():
+            found[outcome.what] += n
+        return {what: found[what] for what in GOOD}
+
+    def all_kinds(self) -> bool:
+        """Whether clients did everything that they do by themselves."""
+        return all(count for what, count in self.counts.items() if what != "refused")
 
     def failures(self) -> list[str]:
-        good = {"exact", "aborted", "disconnected", "refused"}
-        return [f"{o.kind}: {o.what} ({n}x)" for o, n in self.outcomes.items() if o.what not in good]
+        return [f"{o.kind}: {o.what} ({n}x)" for o, n in self.outcomes.items() if o.what not in GOOD]
+
+    def figures(self) -> dict[str, float]:
+        return {"requests": self.outcomes.total(), **self.counts}
+
+    def summary(self) -> str:
+        """The first failures, else all there was."""
+        detail = ", ".join(f"{n} {what}" for what, n in self.counts.items())
+        return "; ".join(self.failures()[:3]) or f"{self.outcomes.total()} requests: {detail}"
 
 
 def run(launcher: Launcher, seconds: float, seed: int = 0) -> Report:
     """The checks on one release, under `seconds` of load."""
     report = Report(launcher.target.name, launcher.progress)
-    parts: list[checks.Part] = [("under load", lambda: _under_load(launcher, report, seconds, seed))]
-    checks.make(report, parts)
+    parts: list[Part] = [("under load", lambda: _under_load(launcher, report, seconds, seed))]
+    make(report, parts)
     return report
 
 
 def _under_load(launcher: Launcher, report: Report, seconds: float, seed: int) -> None:
     scale = launcher.scale
     with launcher.server("load", retract=True) as server:
-        checks.plugin_active(launcher, report, server)
+        plan.plugin_active(launcher, report, server)
         tally = drive(server, scale, seconds, seed, launcher.progress)
-        total, failures = sum(tally.outcomes.values()), tally.failures()
-        counts = {what: tally.count(what) for what in ("exact", "aborted", "disconnected", "refused")}
-        detail = ", ".join(f"{n} {what}" for what, n in counts.items())
         report.add(
             "every request is answered once, every walk exact as far as it went",
-            total > 0 and not failures,
-            "; ".join(failures[:3]) or f"{total} requests: {detail}",
+            tally.outcomes.total() > 0 and not tally.failures(),
+            tally.summary(),
         )
-        report.add(
-            "clients did all of it, and nobody was refused",
-            min(counts[what] for what in ("exact", "aborted", "disconnected")) > 0 == counts["refused"],
-            detail,
-        )
-        retracted = sum(map(int, re.findall(r"#retracted_reqs: (\d+)", server.log_text())))
-        report.add("requests were retracted on the way", retracted > 0, f"{retracted} retractions")
-        report.add(
-            "the scheduler is alive",
-            server.alive,
-            server.last_exception() or "no exception in its log"
-            if server.alive
-            else f"the server ended: {server.last_exception()}",
-        )
+        name = "clients did all of it, and nobody was refused"
+        report.add(name, tally.all_kinds() and not tally.counts["refused"], tally.summary())
+        checks.were_retracted(report, server)
+        last = server.last_exception()
+        detail = last or "no exception in its log" if server.alive else f"the server ended: {last}"
+        report.add("the scheduler is alive", server.alive, detail)
         checks.pools_balance(report, server, "pools are balanced at idle")
         checks.all_exact(
             report, "a walk afterwards is exact", [walks.ask(server, *each) for each in walks.crowd(scale, 1)]
         )
         for rank in range(launcher.tp):
             checks.one_wrong_row(launcher, report, server, layer=0, rank=rank)
-        report.figures |= {"requests": total, "retractions": retracted, "load_seconds": seconds, "seed": seed, **counts}
+        report.figures |= {"load_seconds": seconds, "seed": seed, **tally.figures()}
 
 
 def drive(server: Server, scale: Scale, seconds: float, seed: int, progress: Callable[[str], None]) -> Tally:
@@ -110,7 +116,7 @@ def drive(server: Server, scale: Scale, seconds: float, seed: int, progress: Cal
                 pool.submit(_client, server, scale, random.Random(f"{seed}/{i}"), end, tally) for i in range(clients)
             ]
             while not all(job.done() for job in jobs):
-                left, done = max(0, end - time.monotonic()), sum(tally.outcomes.values())
+                left, done = max(0, end - time.monotonic()), tally.outcomes.total()
                 progress(f"load: {clients} clients, {done} requests answered, {left:.0f} s left")
                 time.sleep(2)
             for job in jobs:

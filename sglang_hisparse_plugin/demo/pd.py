@@ -7,9 +7,9 @@ import threading
 
 from .. import installation
 from ..overlays import late_transfer
-from . import checks, load, pd_events, pd_probe, walks
-from .checks import Report
+from . import checks, load, pd_events, pd_probe, plan, walks
 from .pd_servers import Pair, transport
+from .report import Report, make
 from .setup import Launcher
 from .walks import Prompt, Walk
 
@@ -23,7 +23,7 @@ RETRACTED = re.compile("retract", re.I)  #: the error of a request that is to be
 def run(launcher: Launcher) -> Report:
     """Every check on one release."""
     report = Report(launcher.target.name)
-    checks.make(report, [("prefill and decode on two servers", lambda: _apart(launcher, report))])
+    make(report, [("prefill and decode on two servers", lambda: _apart(launcher, report))])
     return report
 
 
@@ -37,7 +37,7 @@ def _apart(launcher: Launcher, report: Report) -> None:
         _without_the_overlays(launcher, report, pair)
         launcher.progress("a new decode server")
         pair.restart_decode()
-        checks.plugin_active(launcher, report, pair.decode)
+        plan.plugin_active(launcher, report, pair.decode)
         if carrier.carries:
             _all(launcher, report, pair)
         else:
@@ -49,12 +49,12 @@ def _without_the_overlays(launcher: Launcher, report: Report, pair: Pair) -> Non
     if pair.transport.carries:
         _walks(launcher, report, pair, "walks are exact")
     name = f"control: without {LATE}, KV that comes late for an aborted request breaks another's walk"
-    if pair.transport.carries and checks.called_for(launcher, report, LATE, name):
+    if pair.transport.carries and plan.called_for(launcher, report, LATE, name):
         told = _prefills_are_told(launcher)
         late = pd_events.comes_late(pair, launcher.scale, told)
         report.add(name, None if told and late.unsent else late.other.break_at is not None, str(late))
     name = f"control: without {RETRACT}, a retraction ends the decode server"
-    if checks.called_for(launcher, report, RETRACT, name):
+    if plan.called_for(launcher, report, RETRACT, name):
         answers = walks.together(pair.decode, walks.crowd(launcher.scale, launcher.scale.slots))
         report.add(name, *checks.damage(pair.decode, answers))
         report.add("its clients are told", all(walk.error or walk.exact for walk in answers), str(answers[-1]))
@@ -105,9 +105,8 @@ def _prefills_are_told(launcher: Launcher) -> bool:
 
 def _walks(launcher: Launcher, report: Report, pair: Pair, name: str) -> None:
     scale = launcher.scale
-    contexts = " and ".join(f"{length / scale.hot_buffer:.0f}x" for length in scale.long)
     alone = [walks.ask(pair.decode, *each) for each in walks.long(scale)]
-    checks.all_exact(report, f"{name}, contexts {contexts} the hot buffer", alone)
+    checks.all_exact(report, f"{name}, {walks.contexts(scale)}", alone)
 
 
 def _without_kv(launcher: Launcher, report: Report, pair: Pair) -> None:
@@ -121,7 +120,7 @@ def _without_kv(launcher: Launcher, report: Report, pair: Pair) -> None:
 
 def _retracted(report: Report, pair: Pair, prompts: list[Prompt]) -> list[Walk]:
     """All at once, each until it is not told to come again, `TRIES` times at most."""
-    before, again, lock = _retractions(pair), 0, threading.Lock()
+    before, again, lock = checks.retractions(pair.decode), 0, threading.Lock()
 
     def ask(prompt: Prompt) -> Walk:
         nonlocal again
@@ -136,7 +135,7 @@ def _retracted(report: Report, pair: Pair, prompts: list[Prompt]) -> list[Walk]:
 
     with pair.threads(len(prompts)) as pool:
         answers = list(pool.map(ask, prompts))
-    retracted = _retractions(pair) - before
+    retracted = checks.retractions(pair.decode) - before
     report.add(
         "retractions on the decode server: it lives, each request goes on or is told to come again",
         pair.decode.alive and retracted > 0 and again <= retracted,
@@ -145,18 +144,11 @@ def _retracted(report: Report, pair: Pair, prompts: list[Prompt]) -> list[Walk]:
     return answers
 
 
-def _retractions(pair: Pair) -> int:
-    return sum(map(int, re.findall(r"#retracted_reqs: (\d+)", pair.decode.log_text())))
-
-
 def _under_load(launcher: Launcher, report: Report, pair: Pair) -> None:
     tally = load.drive(pair.decode, launcher.scale, LOAD_SECONDS, 0, launcher.progress)
-    total, failures = sum(tally.outcomes.values()), tally.failures()
-    counts = {what: tally.count(what) for what in ("exact", "aborted", "disconnected", "refused")}
-    detail = ", ".join(f"{n} {what}" for what, n in counts.items())
     report.add(
         "clients that abort or leave at any time: each answered once, every walk exact as far as it went",
-        not failures and min(counts[what] for what in ("exact", "aborted", "disconnected")) > 0,
-        "; ".join(failures[:3]) or f"{total} requests: {detail}",
+        not tally.failures() and tally.all_kinds(),
+        tally.summary(),
     )
-    report.figures |= {"requests": total, **counts}
+    report.figures |= tally.figures()

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from functools import partial
 
 from . import checks, language, load, probe, walks
-from .checks import Report
 from .pd_servers import Pair
+from .report import Report
 from .server import Server, ServerFailed
 from .setup import Scale
 from .walks import Walk

@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
 
-from . import checks, language, probe, walks
-from .checks import Report
+from . import checks, language, plan, probe, walks
 from .client import Client
+from .report import Part, Report, make
 from .server import Server
 from .setup import Launcher, Scale
 from .side_by_side import SideBySide, Up
@@ -31,12 +31,12 @@ def run(launcher: Launcher) -> Report:
     with SideBySide([without, with_plugin, control], at_once=launcher.scale.device == "cuda") as servers:
         servers.begin()
         took: list[float] = []
-        parts: list[checks.Part] = [
+        parts: list[Part] = [
             (WITHOUT, lambda: without_hisparse(launcher, report, servers.up(without))),
             (WITH, lambda: took.append(_with_plugin(launcher, report, servers.up(with_plugin)))),
             (CONTROL, lambda: _without_the_overlay(launcher, report, servers.up(control), MANY * max(took, default=0))),
         ]
-        checks.make(report, parts)
+        make(report, parts)
     return report
 
 
@@ -64,7 +64,7 @@ def _with_plugin(launcher: Launcher, report: Report, up: Up) -> float:
 
 
 def _without_the_overlay(launcher: Launcher, report: Report, up: Up, patience: float) -> None:
-    if not checks.called_for(launcher, report, OVERLAY, CONTROL):
+    if not plan.called_for(launcher, report, OVERLAY, CONTROL):
         return
     with up as server:
         launcher.progress(f"without-{OVERLAY}: waiting for the defect")

@@ -6,8 +6,8 @@ import functools
 
 from ..patching.outcome import Applied, Refused, Skipped
 from ..speculative import limits, room
-from . import checks, walks
-from .checks import Report
+from . import checks, plan, walks
+from .report import Part, Report, make
 from .server import Server, ServerFailed
 from .setup import Launcher
 from .side_by_side import SideBySide, Up
@@ -35,9 +35,9 @@ def run(launcher: Launcher, quick: bool = False) -> Report:
     right = launcher.server("right-drafts-with-hisparse", draft=Draft.RIGHT)
     wrong = launcher.server("wrong-drafts-with-hisparse", draft=Draft.WRONG)
     off = launcher.server("plugin-off", plugin="off", draft=Draft.RIGHT)
-    planned = checks.planned(launcher)
+    planned = plan.planned(launcher)
     if isinstance(planned.get(GUARD), Applied):
-        checks.make(report, [(REFUSED, lambda: _refused(report, half))])
+        make(report, [(REFUSED, lambda: _refused(report, half))])
         return report
     refused = planned.get(OVERLAY)
     top_k = launcher.scale.dims.index_topk
@@ -52,15 +52,15 @@ def run(launcher: Launcher, quick: bool = False) -> Report:
         later = [] if quick else [without, right, wrong, off]
     with SideBySide(later, at_once=launcher.scale.device == "cuda") as servers:
         walk = functools.partial(_long_walks, launcher, report)
-        parts: dict[Server, checks.Part] = {
+        parts: dict[Server, Part] = {
             without: (WITHOUT, lambda: walk(servers.up(without), WITHOUT, Draft.RIGHT)),
             right: (WITH, lambda: walk(servers.up(right), WITH, Draft.RIGHT)),
             wrong: (f"{WITH}, drafts wrong", lambda: walk(servers.up(wrong), WITH, Draft.WRONG)),
             off: (CONTROL, lambda: _without_plugin(launcher, report, off, servers.up(off))),
         }
-        first: checks.Part = ("drafts half wrong", lambda: _half_wrong(launcher, report, half, servers))
+        first: Part = ("drafts half wrong", lambda: _half_wrong(launcher, report, half, servers))
         start = [] if isinstance(refused, Refused) else [first]
-        checks.make(report, [*start, *(parts[server] for server in later)])
+        make(report, [*start, *(parts[server] for server in later)])
     return report
 
 
@@ -108,7 +108,7 @@ def _long_walks(launcher: Launcher, report: Report, up: Up, where: str, draft: D
 
 
 def _without_plugin(launcher: Launcher, report: Report, server: Server, up: Up) -> None:
-    if not checks.called_for(launcher, report, OVERLAY, CONTROL):
+    if not plan.called_for(launcher, report, OVERLAY, CONTROL):
         return
     try:
         with up:

@@ -48,6 +48,11 @@ def long(scale: Scale) -> list[Prompt]:
     return [(language.prompt(length, seed), scale.steps) for seed, length in enumerate(scale.long)]
 
 
+def contexts(scale: Scale) -> str:
+    """How long those are."""
+    return f"contexts {' and '.join(f'{length / scale.hot_buffer:.0f}x' for length in scale.long)} the hot buffer"
+
+
 def crowd(scale: Scale, size: int) -> list[Prompt]:
     rng = random.Random(0)
     return [(language.prompt(rng.randint(*scale.crowd), seed=100 + i), scale.crowd_steps) for i in range(size)]

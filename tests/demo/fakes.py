@@ -6,7 +6,8 @@ import dataclasses
 from pathlib import Path
 from typing import Any, ClassVar
 
-from sglang_hisparse_plugin.demo import checks, language, probe, setup
+from sglang_hisparse_plugin.demo import language, probe, setup
+from sglang_hisparse_plugin.demo.report import Report
 from sglang_hisparse_plugin.demo.server import Answer, Server
 from sglang_hisparse_plugin.patching.outcome import Applied, Skipped
 
@@ -90,5 +91,5 @@ class Dead(FakeServer):
     dies = True
 
 
-def failed(report: checks.Report) -> list[str]:
+def failed(report: Report) -> list[str]:
     return [check.name for check in report.checks if check.passed is False]

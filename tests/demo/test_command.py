@@ -16,8 +16,9 @@ import pytest
 from rich.console import Console
 
 from sglang_hisparse_plugin import provenance
-from sglang_hisparse_plugin.cli import demo, main
-from sglang_hisparse_plugin.demo import checks, cpu
+from sglang_hisparse_plugin.cli import main
+from sglang_hisparse_plugin.demo import checks, cpu, model, results
+from sglang_hisparse_plugin.demo.report import Report
 
 COORDINATOR = "class HiSparseCoordinator:\n    pass\n"
 HANGS = "import os, time; print('pid', os.getpid(), flush=True); time.sleep(600)"
@@ -129,13 +130,13 @@ def wait_for_pid(temporary: Path) -> int:
 def test_a_result_goes_to_stdout_and_progress_in_lines_to_stderr(
     capsys: pytest.CaptureFixture[str], sglang: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    def run(launcher: Any) -> checks.Report:
+    def run(launcher: Any) -> Report:
         for text in ("starting", "starting", "walks"):
             launcher.progress(text)
         return report((True, "fine"), (None, "none"), (False, "[rank0]: ends with x=2, y"))
 
     monkeypatch.setattr(checks, "run", run)
-    monkeypatch.setattr(demo.model, "write", lambda folder, dims: folder)
+    monkeypatch.setattr(model, "write", lambda folder, *_: folder)
     arguments = ["demo", "--sglang-path", str(sglang), "--work-dir", str(tmp_path / "work")]
     verdict = "1 of 2 checks fail on SGLang unknown, cpu; 1 not applicable"
 
@@ -154,8 +155,8 @@ def test_a_result_goes_to_stdout_and_progress_in_lines_to_stderr(
     assert err.splitlines() == lines
 
 
-def report(*outcomes: tuple[bool | None, str]) -> checks.Report:
-    made = checks.Report("unknown", figures={"seconds": 1.0})
+def report(*outcomes: tuple[bool | None, str]) -> Report:
+    made = Report("unknown", figures={"seconds": 1.0})
     for passed, detail in outcomes:
         made.add("a check", passed, detail)
     return made
@@ -163,14 +164,14 @@ def report(*outcomes: tuple[bool | None, str]) -> checks.Report:
 
 def test_verdicts() -> None:
     good = report((True, ""), (True, ""))
-    assert demo._verdict("cpu", [good, good]) == "all 4 checks hold on SGLang unknown and unknown, cpu"
-    assert demo._verdict("cpu", [good, report()]) == "not every check was made on SGLang unknown and unknown, cpu"
+    assert results.verdict("cpu", [good, good]) == "all 4 checks hold on SGLang unknown and unknown, cpu"
+    assert results.verdict("cpu", [good, report()]) == "not every check was made on SGLang unknown and unknown, cpu"
 
 
 def test_no_detail_is_cut_off_or_read_as_markup(monkeypatch: pytest.MonkeyPatch) -> None:
     out = io.StringIO()
     long = "x" * 300
-    demo._print(Console(file=out, width=60), "cuda", [report((False, f"[red]{long}"))])
+    results.show(Console(file=out, width=60), "cuda", [report((False, f"[red]{long}"))])
     assert out.getvalue().count("x") >= 300
     assert "[red]" in out.getvalue()
 

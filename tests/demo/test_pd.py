@@ -15,8 +15,8 @@ import pytest
 import torch
 
 from sglang_hisparse_plugin.demo import language, load, pd, pd_events, pd_probe, pd_servers, weights
-from sglang_hisparse_plugin.demo.checks import Report
 from sglang_hisparse_plugin.demo.pd_servers import Pair, Transport
+from sglang_hisparse_plugin.demo.report import Report
 from sglang_hisparse_plugin.demo.server import Server
 from sglang_hisparse_plugin.demo.setup import CPU, Launcher, Target
 

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from fakes import LOG, PLAN, SCALE, Dead, FakeLauncher, FakeServer, failed
 
-from sglang_hisparse_plugin.demo import checks, speculation
+from sglang_hisparse_plugin.demo import checks, plan, speculation
+from sglang_hisparse_plugin.demo.report import Report
 from sglang_hisparse_plugin.demo.server import Answer
 from sglang_hisparse_plugin.demo.setup import Variant
 from sglang_hisparse_plugin.demo.walks import Walk
@@ -44,8 +45,8 @@ class Launcher(FakeLauncher):
 
 
 @pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch) -> Callable[..., checks.Report]:
-    monkeypatch.setattr(checks, "planned", lambda launcher: {**PLAN, "speculative": Applied("d")})
+def run(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Report]:
+    monkeypatch.setattr(plan, "planned", lambda launcher: {**PLAN, "speculative": Applied("d")})
     monkeypatch.setattr(checks, "IDLE_PATIENCE", 0)
     return lambda kind=Speculating, off=Dead, quick=False: speculation.run(
         Launcher(kind, off),  # type: ignore[arg-type]
@@ -60,7 +61,7 @@ def with_rate(draft: Draft, rate: float) -> type[FakeServer]:
     return Other
 
 
-def test_a_good_server_passes(run: Callable[..., checks.Report]) -> None:
+def test_a_good_server_passes(run: Callable[..., Report]) -> None:
     report = run()
     assert report.passed, failed(report)
     names = [check.name for check in report.checks]
@@ -79,12 +80,12 @@ def test_a_good_server_passes(run: Callable[..., checks.Report]) -> None:
     ],
 )
 def test_acceptance_that_is_not_what_the_draft_layer_deserves(
-    run: Callable[..., checks.Report], draft: Draft, rate: float, name: str
+    run: Callable[..., Report], draft: Draft, rate: float, name: str
 ) -> None:
     assert name in failed(run(with_rate(draft, rate)))
 
 
-def test_a_server_that_does_not_speculate_at_all(run: Callable[..., checks.Report]) -> None:
+def test_a_server_that_does_not_speculate_at_all(run: Callable[..., Report]) -> None:
     class Plain(Speculating):
         def verifications(self, steps: int) -> int:
             return 0
@@ -92,7 +93,7 @@ def test_a_server_that_does_not_speculate_at_all(run: Callable[..., checks.Repor
     assert {RIGHT, HALF, WRONG} <= set(failed(run(Plain)))
 
 
-def test_a_wrong_token_with_wrong_drafts(run: Callable[..., checks.Report]) -> None:
+def test_a_wrong_token_with_wrong_drafts(run: Callable[..., Report]) -> None:
     class Follows(Speculating):
         """Takes a draft that it should not have taken."""
 
@@ -103,7 +104,7 @@ def test_a_wrong_token_with_wrong_drafts(run: Callable[..., checks.Report]) -> N
     assert "with HiSparse, drafts wrong: walks are exact" in failed(run(Follows))
 
 
-def test_a_wrong_token_where_drafts_are_verified_by_sampling(run: Callable[..., checks.Report]) -> None:
+def test_a_wrong_token_where_drafts_are_verified_by_sampling(run: Callable[..., Report]) -> None:
     class Samples(Speculating):
         def generate(self, tokens: list[int], steps: int, *who: Any, temperature: float = 0) -> Answer:
             answer = super().generate(tokens, steps, *who)
@@ -114,7 +115,7 @@ def test_a_wrong_token_where_drafts_are_verified_by_sampling(run: Callable[..., 
     ]
 
 
-def test_a_server_that_serves_without_the_plugin_fails_the_control(run: Callable[..., checks.Report]) -> None:
+def test_a_server_that_serves_without_the_plugin_fails_the_control(run: Callable[..., Report]) -> None:
     class Healthy(FakeServer):
         log = ""
 
@@ -122,10 +123,10 @@ def test_a_server_that_serves_without_the_plugin_fails_the_control(run: Callable
 
 
 def test_a_refused_overlay_is_said_and_only_plain_servers_are_started(
-    run: Callable[..., checks.Report], monkeypatch: pytest.MonkeyPatch
+    run: Callable[..., Report], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     refused = Refused("does not serve", "expected this, found that")
-    monkeypatch.setattr(checks, "planned", lambda launcher: {**PLAN, "speculative": refused})
+    monkeypatch.setattr(plan, "planned", lambda launcher: {**PLAN, "speculative": refused})
     report = run()
     assert failed(report) == ["HiSparse serves speculative decoding"]
     assert "expected this, found that" in report.checks[0].detail

@@ -7,7 +7,8 @@ from collections.abc import Callable
 import pytest
 from fakes import LOG, PLAN, POOLS, Dead, FakeLauncher, FakeServer, failed
 
-from sglang_hisparse_plugin.demo import checks, dp, ranks
+from sglang_hisparse_plugin.demo import checks, dp, plan, ranks
+from sglang_hisparse_plugin.demo.report import Report
 from sglang_hisparse_plugin.demo.server import Answer, ServerFailed
 from sglang_hisparse_plugin.demo.side_by_side import SideBySide
 from sglang_hisparse_plugin.demo.walks import Walk
@@ -35,14 +36,14 @@ class Launcher(FakeLauncher):
 
 
 @pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch) -> Callable[..., checks.Report]:
-    monkeypatch.setattr(checks, "planned", lambda launcher: {**PLAN, "tp-ready": Applied("d")})
+def run(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Report]:
+    monkeypatch.setattr(plan, "planned", lambda launcher: {**PLAN, "tp-ready": Applied("d")})
     monkeypatch.setattr(checks, "IDLE_PATIENCE", 0)
     monkeypatch.setattr(ranks, "_late", lambda server, scale, rank, patience: server.late)
     return lambda kind=Good, off=Hangs: ranks.run(Launcher(kind, off))  # type: ignore[arg-type]
 
 
-def test_good_ranks_pass(run: Callable[..., checks.Report]) -> None:
+def test_good_ranks_pass(run: Callable[..., Report]) -> None:
     report = run()
     assert report.passed, failed(report)
     names = [check.name for check in report.checks]
@@ -51,7 +52,7 @@ def test_good_ranks_pass(run: Callable[..., checks.Report]) -> None:
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_a_wrong_row_that_one_rank_does_not_read(run: Callable[..., checks.Report], rank: int) -> None:
+def test_a_wrong_row_that_one_rank_does_not_read(run: Callable[..., Report], rank: int) -> None:
     class Immune(Good):
         def answer(self, tokens: list[int], steps: int, rid: str | None = None) -> list[int]:
             return super().answer(tokens, steps, None if rid and rid.startswith(f"hisparse-fault-{rank}") else rid)
@@ -60,7 +61,7 @@ def test_a_wrong_row_that_one_rank_does_not_read(run: Callable[..., checks.Repor
     assert len(controls) == 2 and all(f"on rank {rank} alone" in name for name in controls)
 
 
-def test_a_leak_on_the_second_rank(run: Callable[..., checks.Report]) -> None:
+def test_a_leak_on_the_second_rank(run: Callable[..., Report]) -> None:
     pools = {**POOLS, "host slots of rank 1": 8}
 
     class Leaks(Good):
@@ -69,13 +70,13 @@ def test_a_leak_on_the_second_rank(run: Callable[..., checks.Report]) -> None:
     assert all("balanced" in name for name in failed(run(Leaks))) and len(failed(run(Leaks))) == 3
 
 
-def test_a_request_that_one_rank_holds_up(run: Callable[..., checks.Report]) -> None:
+def test_a_request_that_one_rank_holds_up(run: Callable[..., Report]) -> None:
     assert failed(run(Hangs)) == [LATE.format(0), LATE.format(1)]
 
 
 @pytest.mark.parametrize("late", [(EXACT, EXACT), (UNANSWERED, EXACT)])
 def test_a_server_that_does_without_the_overlay_fails_the_control(
-    run: Callable[..., checks.Report], late: tuple[Walk, Walk]
+    run: Callable[..., Report], late: tuple[Walk, Walk]
 ) -> None:
     class Other(Good):
         pass
@@ -84,14 +85,14 @@ def test_a_server_that_does_without_the_overlay_fails_the_control(
     assert failed(run(off=Other)) == [ranks.CONTROL]
 
 
-def test_a_dead_server_proves_nothing(run: Callable[..., checks.Report]) -> None:
+def test_a_dead_server_proves_nothing(run: Callable[..., Report]) -> None:
     class Gone(Dead, Hangs):
         pass
 
     assert failed(run(off=Gone)) == [ranks.CONTROL]
 
 
-def test_a_server_that_dies_instead_of_hanging_fails_the_control(run: Callable[..., checks.Report]) -> None:
+def test_a_server_that_dies_instead_of_hanging_fails_the_control(run: Callable[..., Report]) -> None:
     class Died(Hangs):
         alive = False
 
@@ -122,7 +123,7 @@ def test_each_rank_of_dp_attention_is_asked(monkeypatch: pytest.MonkeyPatch, bad
         asked: list[int | None] = []  # noqa: RUF012
 
     Server.bad = bad
-    monkeypatch.setattr(checks, "planned", lambda launcher: {**PLAN, "tp-ready": Applied("d")})
+    monkeypatch.setattr(plan, "planned", lambda launcher: {**PLAN, "tp-ready": Applied("d")})
     report = dp.run(Apart(Server, Hangs))  # type: ignore[arg-type]
     wrong = [] if bad is None else [f"walks on rank {bad} are exact while no other has requests"]
     assert failed(report) == wrong

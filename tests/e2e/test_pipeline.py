@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from sglang_hisparse_plugin.demo import checks, language, load, model, releases, setup
+from sglang_hisparse_plugin.demo.report import Report
 
 RELEASES = os.environ.get("RANKS_RELEASES", "0.5.12").split(",")
 SCALE = replace(setup.CPU, device_tokens=1536, slots=8, long=(1200, 1000), crowd_size=10, patience=600)
@@ -20,7 +21,7 @@ ABORTED = 8
 @pytest.mark.long
 @pytest.mark.parametrize("release", RELEASES)
 def test_two_stages(release: str, tmp_path: Path) -> None:
-    weights, report = tmp_path / "model", checks.Report(release, print)
+    weights, report = tmp_path / "model", Report(release, print)
     model.write(weights, SCALE.dims)
     target = setup.Target(release, releases.fetch(release))
     launcher = setup.Launcher(target, SCALE, weights, tmp_path, print, pp=2)

@@ -14,6 +14,7 @@ import pytest
 from demo_command import WITH_HISPARSE, held
 
 from sglang_hisparse_plugin.demo import checks, cpu, language, model, probe, releases, setup, sizes
+from sglang_hisparse_plugin.demo.report import Report
 from sglang_hisparse_plugin.demo.server import Server, free_port
 from sglang_hisparse_plugin.demo.weights import Draft
 
@@ -55,7 +56,7 @@ def test_sglangs_own_way_from_0_5_22_on(draft_tokens: int, tmp_path: Path) -> No
     launcher = setup.Launcher(
         target, scale, tmp_path / "model", tmp_path, print, setup.Variant(draft_tokens=draft_tokens)
     )
-    report = checks.Report("0.5.23")
+    report = Report("0.5.23")
     with launcher.server("own", draft=Draft.HALF) as server:
         tokens = language.prompt(length, seed=1)
         answer = server.generate(tokens, scale.steps)
