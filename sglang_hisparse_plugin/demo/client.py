@@ -122,12 +122,12 @@ class Client:
         )
 
 
-def sampling(tokens: list[int], steps: int) -> dict[str, Any]:
-    """Greedy decoding of `steps` tokens; EOS, which is no edge, never comes.
+def sampling(tokens: list[int], steps: int, temperature: float = 0) -> dict[str, Any]:
+    """Decoding of `steps` tokens, greedy but for a temperature; EOS, which is no edge, never comes.
 
     Prompts of an odd length would not ignore it, as those of most clients: SGLang admits them by other estimates.
     """
-    return {"temperature": 0, "max_new_tokens": steps, "ignore_eos": len(tokens) % 2 == 0}
+    return {"temperature": temperature, "max_new_tokens": steps, "ignore_eos": len(tokens) % 2 == 0}
 
 
 def _refusal(error: urllib.error.HTTPError) -> Reply:

@@ -118,16 +118,19 @@ class Server:
         """A request to it, not yet sent."""
         return Client(f"http://127.0.0.1:{self.port}", rid or uuid.uuid4().hex, tokens, steps, self.patience)
 
-    def generate(self, tokens: list[int], steps: int, rid: str | None = None, rank: int | None = None) -> Answer:
-        """The `steps` tokens that greedy decoding appends.
+    def generate(
+        self, tokens: list[int], steps: int, rid: str | None = None, rank: int | None = None, temperature: float = 0
+    ) -> Answer:
+        """The `steps` tokens that decoding appends.
 
         Args:
             rank: of DP attention, whose request it is; None: the server chooses.
+            temperature: 0: greedy decoding.
 
         Raises:
             OSError: no answer: the server died, refused, or took longer than it had to start.
         """
-        body: dict[str, Any] = {"input_ids": tokens, "sampling_params": sampling(tokens, steps)}
+        body: dict[str, Any] = {"input_ids": tokens, "sampling_params": sampling(tokens, steps, temperature)}
         if rid:
             body["rid"] = rid
         if rank is not None:

@@ -75,7 +75,7 @@ def ask(  # noqa: PLR0917 (what may be asked for)
     """The walk that the server makes of a prompt; see `Server.generate`."""
     right = language.walk(tokens, steps)
     try:
-        answer = server.generate(tokens, steps, rid, rank, temperature)
+        answer = server.generate(tokens, steps, rid, rank, temperature=temperature)
     except OSError as error:
         return Walk(tokens, right, None, str(error) or type(error).__name__)
     return Walk(tokens, right, answer.tokens, verifications=answer.verifications)

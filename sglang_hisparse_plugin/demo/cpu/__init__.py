@@ -34,6 +34,7 @@ STAND_INS = {
     "capability: given as 9.0; AMX: given as absent",
     "speculative": "building and verifying chains of drafts: plain torch; other kernels of EAGLE: Triton, interpreted; "
     "the overlap scheduler, which SGLang switches off for them on a CPU from 0.5.16: on",
+    "speculative_sampling": "verifying a chain of drafts by sampling: plain torch",
     "hooks": "sgl_kernel, flash_mla and other compiled kernels: stubs that fail when called; torchvision's operators: "
     "declared only",
     "SGLANG_USE_CPU_ENGINE": "SGLang's own CPU code where it has some",

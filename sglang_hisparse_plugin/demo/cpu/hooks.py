@@ -30,6 +30,7 @@ _AFTER_IMPORT = {
     "sglang.srt.layers.attention.dsa_backend": ("attention", "adapt_backend"),
     "sglang.srt.arg_groups.speculative_hook": ("speculative", "adapt_overlap"),
     "sglang.srt.speculative.eagle_utils": ("speculative", "adapt"),
+    "sglang.srt.speculative.eagle_info": ("speculative_sampling", "adapt"),
     "sglang.srt.speculative.eagle_info_v2": ("speculative", "adapt"),
     "sglang.srt.speculative.triton_ops.cache_locs": ("speculative", "adapt"),
     "sglang.kernels.ops.speculative.cache_locs": ("speculative", "adapt"),
@@ -49,7 +50,7 @@ _AFTER_IMPORT = {
 _STUBS = ("sgl_kernel", "flash_mla", "sglang.jit_kernel.dsa.cutedsl_paged_mqa_logits")
 #: the same as above for modules of theirs
 _STUBBED = {
-    "sgl_kernel": [("attention", "adapt_top_k"), ("speculative", "adapt_kernels")],
+    "sgl_kernel": [("attention", "adapt_top_k"), ("speculative", "adapt_kernels"), ("speculative_sampling", "adapt")],
     "sgl_kernel.flash_mla": [("attention", "adapt_flash_mla")],
     "flash_mla": [("attention", "adapt_flash_mla")],
     "sgl_kernel.kvcacheio": [("transfers", "adapt")],

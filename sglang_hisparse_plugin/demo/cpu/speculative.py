@@ -5,6 +5,8 @@ from __future__ import annotations
 from types import ModuleType
 from typing import Any
 
+from . import speculative_sampling
+
 
 def adapt_kernels(module: ModuleType) -> None:
     """Set the kernels where they are: in the `sgl_kernel` stub, later in a module of SGLang."""
@@ -16,6 +18,7 @@ def adapt(module: ModuleType) -> None:
     """Let a module take its CUDA branches: they call the kernels below, or Triton, which is interpreted."""
     module._is_cuda, module._is_cpu = True, False  # type: ignore[attr-defined]
     module.sgl_build_tree_kernel_efficient = build_tree_kernel_efficient  # type: ignore[attr-defined]
+    speculative_sampling.adapt(module)
 
 
 def adapt_overlap(module: ModuleType) -> None:
