@@ -7,7 +7,8 @@ from typing import Any
 from .. import upstream
 from ..patching.outcome import Absent, Defective, Fixed, Verdict
 from ..patching.overlay import Hook, Overlay
-from ..patching.source import SourceTree, ends_with
+from ..patching.source import SourceTree
+from ..patching.syntax import ends_with
 from .probing import existing, expect, expect_free, expect_hookable, probe, tells
 
 METHOD = "process_pending_chunked_abort"

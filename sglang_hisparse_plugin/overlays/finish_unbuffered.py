@@ -8,7 +8,8 @@ from typing import Any
 from .. import upstream
 from ..patching.outcome import Defective, Fixed, Verdict
 from ..patching.overlay import Hook, Overlay
-from ..patching.source import SourceTree, ends_with
+from ..patching.source import SourceTree
+from ..patching.syntax import ends_with
 from .probing import conjuncts, existing, expect, expect_hookable, probe
 
 MAPPING = "full_to_hisparse_device_index_mapping"

@@ -9,7 +9,8 @@ from typing import Any
 from .. import upstream
 from ..patching.outcome import Defective, Fixed, Verdict
 from ..patching.overlay import Hook, Overlay
-from ..patching.source import SourceTree, ends_with
+from ..patching.source import SourceTree
+from ..patching.syntax import ends_with
 from .probing import conjuncts, existing, expect, expect_hookable, probe
 
 METHOD, REFUSAL = "init_chunked_prefill", "validate_hisparse_feature_combos"

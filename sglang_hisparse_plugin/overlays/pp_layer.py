@@ -8,7 +8,8 @@ from typing import Any
 from .. import upstream
 from ..patching.outcome import Defective, Fixed, Verdict
 from ..patching.overlay import Hook, Overlay
-from ..patching.source import FunctionSource, SourceTree, ends_with
+from ..patching.source import FunctionSource, SourceTree
+from ..patching.syntax import ends_with
 from .probing import conjuncts, existing, expect, expect_hookable, expect_plain, probe
 
 METHOD = "swap_in_selected_pages"

@@ -9,7 +9,8 @@ from typing import TypeGuard, TypeVar
 
 from .. import upstream
 from ..patching.outcome import Absent, Unknown, Verdict
-from ..patching.source import FunctionSource, Rebound, SourceTree, ends_with
+from ..patching.source import FunctionSource, SourceTree
+from ..patching.syntax import Rebound, ends_with
 
 T = TypeVar("T")
 

@@ -8,7 +8,8 @@ from typing import Any
 from .. import memory, upstream
 from ..patching.outcome import Defective, Fixed, Verdict
 from ..patching.overlay import Hook, Overlay
-from ..patching.source import SourceTree, ends_with
+from ..patching.source import SourceTree
+from ..patching.syntax import ends_with
 from .probing import existing, expect_hookable, probe
 
 

@@ -10,14 +10,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-Block = (
-    ast.For | ast.AsyncFor | ast.While | ast.ExceptHandler | ast.match_case | ast.FunctionDef | ast.AsyncFunctionDef
-) | (ast.ClassDef | ast.Lambda | ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp)
-"""What runs its content some other number of times than once, and is no ``if``."""
-
-
-class Rebound(Exception):
-    """What a name stands for cannot be read from its definition: something else is assigned to it afterwards."""
+from .guards import Block, conditions
+from .syntax import Rebound, dotted_name, ends_with, flat, last, sets
 
 
 @dataclass(frozen=True)
@@ -64,7 +58,7 @@ class FunctionSource:
         in ``and`` and ``or``, and ``not (test)`` for each earlier ``if test:`` that leaves by return, raise, continue
         or break. ``assert`` does not count.
         """
-        return [test for outer, child in itertools.pairwise(self.way_to(inner)) for test in _tests(outer, child)]
+        return [test for outer, child in itertools.pairwise(self.way_to(inner)) for test in conditions(outer, child)]
 
     def all_calls(self) -> list[ast.Call]:
         """Every call in the body."""
@@ -114,11 +108,11 @@ class SourceTree:
         path, scope = entry
         found: ast.AST = scope
         for name in qualname.split("."):
-            inner = _last(getattr(found, "body", []), name)
+            inner = last(getattr(found, "body", []), name)
             if inner is None:
                 return None
             found = inner
-        if "." in qualname and any(_sets(n, qualname) for n in _flat(scope.body)):
+        if "." in qualname and any(sets(n, qualname) for n in flat(scope.body)):
             raise Rebound(f"{qualname} is assigned to after its class in {dotted}")
         return (
             FunctionSource(dotted, qualname, path, found)
@@ -129,7 +123,7 @@ class SourceTree:
     def has_class(self, dotted: str, name: str) -> bool:
         """Whether module `dotted` defines class `name` at its top level."""
         module = self.module(dotted)
-        return module is not None and isinstance(_last(module.body, name), ast.ClassDef)
+        return module is not None and isinstance(last(module.body, name), ast.ClassDef)
 
     def has_module(self, dotted: str) -> bool:
         """Whether there is a module `dotted`, whatever it holds."""
@@ -193,112 +187,8 @@ class SourceTree:
         return self._modules[dotted]
 
 
-def dotted_name(node: ast.AST) -> str:
-    """``a.b.c`` of a name or attribute chain; the empty string for anything else."""
-    if isinstance(node, ast.Name):
-        return node.id
-    if isinstance(node, ast.Attribute):
-        base = dotted_name(node.value)
-        return f"{base}.{node.attr}" if base else node.attr
-    return ""
-
-
-def ends_with(node: ast.AST, suffix: str) -> bool:
-    """Whether a name or attribute chain is `suffix` or ends in ``.suffix``."""
-    name = dotted_name(node)
-    return name == suffix or name.endswith("." + suffix)
-
-
-def _flat(body: list[ast.stmt]) -> Iterator[ast.stmt]:
-    """Statements that run with a body, those inside its ``if``, ``try``, ``with`` and loops included."""
-    for statement in body:
-        yield statement
-        if not isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            yield from _flat(list(_parts(statement)))
-
-
-def _parts(statement: ast.AST) -> Iterator[ast.stmt]:
-    """The statements directly in a compound statement, handlers and cases included."""
-    for child in ast.iter_child_nodes(statement):
-        if isinstance(child, ast.stmt):
-            yield child
-        elif isinstance(child, ast.ExceptHandler | ast.match_case):
-            yield from child.body
-
-
-def _last(body: list[ast.stmt], name: str) -> ast.stmt | None:
-    """The definition that `name` stands for when a body has run; None when the body does not define it."""
-    bound = [n for n in _flat(body) if _defines(n, name) or _sets(n, name) or _imports(n, name)]
-    if not any(_defines(n, name) for n in bound):
-        return None
-    if not _defines(bound[-1], name):
-        raise Rebound(f"{name} is bound anew in line {bound[-1].lineno}")
-    return bound[-1]
-
-
-def _defines(node: ast.AST, name: str) -> bool:
-    return isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) and node.name == name
-
-
-def _imports(node: ast.AST, name: str) -> bool:
-    return isinstance(node, ast.Import | ast.ImportFrom) and any((a.asname or a.name) == name for a in node.names)
-
-
-def _sets(node: ast.AST, dotted: str) -> bool:
-    """Whether a statement assigns to the name or attribute `dotted`, by ``=`` or by `setattr`."""
-    if isinstance(node, ast.Assign | ast.AnnAssign):
-        if node.value and dotted_name(node.value) == dotted:  # ``name = name`` sets nothing new
-            return False
-        targets = node.targets if isinstance(node, ast.Assign) else [node.target] if node.value else []
-        return any(dotted_name(n) == dotted for target in targets for n in (target, *getattr(target, "elts", ())))
-    if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call) and dotted_name(node.value.func) == "setattr":
-        match node.value.args:
-            case [owner, ast.Constant(value=attribute), *_]:
-                return f"{dotted_name(owner)}.{attribute!s}" == dotted
-    return False
-
-
 def _has_word(file: Path, word: str) -> bool:
     try:
         return bool(re.search(rf"\b{re.escape(word)}\b", file.read_text("utf-8", errors="replace")))
     except OSError:
         return True
-
-
-def _tests(outer: ast.AST, child: ast.AST) -> Iterator[str]:
-    """What `outer` asks before it gets to its `child`."""
-    bodies = [b for name in ("body", "orelse", "finalbody") if isinstance(b := getattr(outer, name, None), list)]
-    if isinstance(outer, ast.If | ast.IfExp) and child is not outer.test:
-        positive = child in outer.body if isinstance(outer.body, list) else child is outer.body
-        test = ast.unparse(outer.test)
-        yield _if(test, positive)
-    if isinstance(outer, ast.BoolOp):
-        before = itertools.takewhile(lambda operand: operand is not child, outer.values)
-        yield from (_if(ast.unparse(operand), isinstance(outer.op, ast.And)) for operand in before)
-    for body in bodies:
-        if child in body:
-            for statement in body[: body.index(child)]:
-                yield from (_if(test, False) for test in _exits(statement))
-
-
-def _if(test: str, holds: bool) -> str:
-    return test if holds else f"not ({test})"
-
-
-def _exits(statement: ast.stmt, own_loop: bool = False) -> list[str]:
-    """The conditions under which a statement leaves the body it stands in; ``True`` when it always does."""
-    if isinstance(statement, ast.Return | ast.Raise):
-        return ["True"]
-    if isinstance(statement, ast.Continue | ast.Break):
-        return [] if own_loop else ["True"]
-    if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-        return []
-    if not isinstance(statement, ast.If):
-        own_loop = own_loop or isinstance(statement, ast.For | ast.AsyncFor | ast.While)
-        return [test for part in _parts(statement) for test in _exits(part, own_loop)]
-    test = ast.unparse(statement.test)
-    found = []
-    for branch, body in ((test, statement.body), (_if(test, False), statement.orelse)):
-        inner = [exit for part in body for exit in _exits(part, own_loop)]
-        found += [branch] if "True" in inner else [f"({branch}) and ({exit})" for exit in inner]
-    return found

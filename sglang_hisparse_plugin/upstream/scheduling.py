@@ -8,7 +8,8 @@ import sys
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from ..patching.source import Rebound, SourceTree
+from ..patching.source import SourceTree
+from ..patching.syntax import Rebound
 from .places import COORDINATOR, POLICY, SCHEDULER
 from .requests import slot
 from .source import scheduler_method

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from sglang_hisparse_plugin.patching.source import FunctionSource, Rebound, SourceTree
+from sglang_hisparse_plugin.patching.source import FunctionSource, SourceTree
+from sglang_hisparse_plugin.patching.syntax import Rebound
 
 SOURCE = """
 raise RuntimeError("must not be imported")
