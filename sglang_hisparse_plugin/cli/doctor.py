@@ -11,7 +11,7 @@ from pathlib import Path
 
 from ..doctor import examine, launch, report
 from ..doctor.table import PROBES
-from ..sizing import amounts
+from .argument_types import count, seconds
 
 EPILOG = """\
 Exit code: 0 nothing is in the way; 1 the worst finding is a warning (it will
@@ -36,34 +36,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="folder or Hugging Face id of the model, as --model-path",
     )
     parser.add_argument("--hisparse-config", metavar="JSON", help="as the server's flag")
-    parser.add_argument("--context-length", type=_count, metavar="N", help="as the server's flag (65536, 64Ki)")
+    parser.add_argument("--context-length", type=count(), metavar="N", help="as the server's flag (65536, 64Ki)")
     parser.add_argument("--sglang-path", type=Path, metavar="DIR", help="an unpacked SGLang, not the installed one")
     parser.add_argument(
         "--no-transfer", action="store_true", help="do not measure the host-to-device rate (2 s of copying)"
     )
-    parser.add_argument(
-        "--time-limit", type=_seconds, metavar="S", help="longest time of a probe; default: 20 to 120 s"
-    )
+    parser.add_argument("--time-limit", type=seconds, metavar="S", help="longest time of a probe; default: 20 to 120 s")
     parser.add_argument(
         "launch", nargs="*", metavar="-- COMMAND", help="your whole launch command, or the server's flags, after --"
     )
-
-
-def _count(text: str) -> int:
-    try:
-        return amounts.count(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
-
-
-def _seconds(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0 < value < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text[:40]!r} is no number of seconds")
-    return value
 
 
 def _model(text: str) -> str:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from .. import installation, lines
-from ..sizing import amounts, estimate, given, hisparse, paste, picture, plan
+from ..sizing import estimate, given, hisparse, paste, picture, plan
 from ..sizing.layout import Layout
 from ..sizing.shapes import (
     KV_DTYPES,
@@ -23,6 +22,7 @@ from ..sizing.shapes import (
     SizingError,
     version,
 )
+from .argument_types import any_memory, count, draft_tokens, rates, some_memory
 
 EPILOG = (
     "SIZE: GiB, as SGLang's log counts (139, 139G, 2T), unless decimal bytes are named (141GB, 2TB). TOKENS: as SGLang "
@@ -34,57 +34,60 @@ EPILOG = (
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of ``size``."""
     parser.epilog = EPILOG
+    some = count(1, MOST_TOKENS)
     model = parser.add_argument_group("model")
     model.add_argument("--model", type=Path, metavar="PATH", help="config.json, or the folder that holds it")
     model.add_argument(
-        "--layers", type=_number(1, MOST_LAYERS), metavar="N", help="the shape as numbers instead of --model"
+        "--layers", type=count(1, MOST_LAYERS), metavar="N", help="the shape as numbers instead of --model"
     )
     for name in ("kv-lora-rank", "qk-rope-head-dim", "index-head-dim", "index-topk", "draft-layers"):
         default = ModelShape.__dataclass_fields__[name.replace("-", "_")].default
-        kind = _number(0 if name == "draft-layers" else 1, MOST_WIDTH)
+        kind = count(0 if name == "draft-layers" else 1, MOST_WIDTH)
         model.add_argument(f"--{name}", type=kind, metavar="N", help=f"with --layers (default: {default})")
     model.add_argument("--kv-dtype", choices=KV_DTYPES, default="fp8_e4m3", help="default: %(default)s")
-    model.add_argument("--draft-tokens", type=_drafts, default=0, metavar="N", help="--speculative-num-draft-tokens")
+    model.add_argument(
+        "--draft-tokens", type=draft_tokens, default=0, metavar="N", help="--speculative-num-draft-tokens"
+    )
     model.add_argument("--hisparse-config", metavar="JSON", help="as for the server; its ratio is worked out")
     model.add_argument("--release", metavar="R", help=f"SGLang's (default: the installed one, else {NEWEST})")
     memory = parser.add_argument_group("memory")
     memory.add_argument(
         "--gpu-mem",
-        type=_memory,
+        type=some_memory,
         required=True,
         metavar="SIZE",
         help="of one GPU before the weights are loaded, as SGLang logs it (an H200: 139)",
     )
-    memory.add_argument("--weights", type=_memory, metavar="SIZE", help="of the whole model, spread over --tp GPUs")
-    memory.add_argument("--weights-per-gpu", type=_memory, metavar="SIZE", help="instead, as SGLang's log shows it")
+    memory.add_argument("--weights", type=some_memory, metavar="SIZE", help="of the whole model, spread over --tp GPUs")
+    memory.add_argument("--weights-per-gpu", type=some_memory, metavar="SIZE", help="instead, as SGLang's log shows it")
     memory.add_argument(
         "--reserve",
-        type=_bytes,
+        type=any_memory,
         metavar="SIZE",
         help="kept free on a GPU for activations and CUDA graphs (default: what SGLang itself would keep)",
     )
-    memory.add_argument("--host-mem", type=_memory, required=True, metavar="SIZE", help="of a node")
+    memory.add_argument("--host-mem", type=some_memory, required=True, metavar="SIZE", help="of a node")
     memory.add_argument(
-        "--host-reserve", type=_bytes, default=64 << 30, metavar="SIZE", help="of a node, not for KV (default: 64)"
+        "--host-reserve", type=any_memory, default=64 << 30, metavar="SIZE", help="of a node, not for KV (default: 64)"
     )
     load = parser.add_argument_group("load")
-    load.add_argument("--context", type=_number(1), required=True, metavar="TOKENS", help="length of a prompt")
+    load.add_argument("--context", type=some, required=True, metavar="TOKENS", help="length of a prompt")
     load.add_argument(
         "--output",
-        type=_number(1),
+        type=some,
         default=2048,
         metavar="TOKENS",
         help="most tokens of an answer (default: %(default)s)",
     )
-    load.add_argument("--max-requests", type=_number(1), metavar="N", help="want no more than so many at once")
+    load.add_argument("--max-requests", type=some, metavar="N", help="want no more than so many at once")
     load.add_argument(
-        "--hit-rates", type=_rates, default=(0.5, 0.8, 0.9, 0.95, 0.99), metavar="A,B", help="to estimate swap-in for"
+        "--hit-rates", type=rates, default=(0.5, 0.8, 0.9, 0.95, 0.99), metavar="A,B", help="to estimate swap-in for"
     )
     layout = parser.add_argument_group("parallelism")
-    layout.add_argument("--tp", type=_number(1), default=1, metavar="N", help="--tp-size: KV rows are on every rank")
-    layout.add_argument("--dp", type=_number(1), default=1, metavar="N", help="--dp-size")
+    layout.add_argument("--tp", type=some, default=1, metavar="N", help="--tp-size: KV rows are on every rank")
+    layout.add_argument("--dp", type=some, default=1, metavar="N", help="--dp-size")
     layout.add_argument("--dp-attention", action="store_true", help="--enable-dp-attention: dp within tp")
-    layout.add_argument("--gpus-per-node", type=_number(1), default=8, metavar="N", help="default: %(default)s")
+    layout.add_argument("--gpus-per-node", type=some, default=8, metavar="N", help="default: %(default)s")
     output = parser.add_argument_group("output")
     output.add_argument("--json", action="store_true", help="print one JSON object")
     output.add_argument("--plot", type=Path, metavar="FILE", help="concurrency against context, as PNG or SVG")
@@ -218,44 +221,3 @@ def _most_requests(options: argparse.Namespace) -> int:
     return min(
         given.MOST_REQUESTS, -(-options.max_requests // options.dp) if options.max_requests else given.MOST_REQUESTS
     )
-
-
-def _bytes(text: str) -> int:
-    try:
-        return amounts.memory(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
-
-
-def _memory(text: str) -> int:
-    if not (size := _bytes(text)):
-        raise argparse.ArgumentTypeError("must be more than 0")
-    return size
-
-
-def _number(least: int, most: int = MOST_TOKENS) -> Callable[[str], int]:
-    """An argument's type: whole numbers from `least` to `most`."""
-
-    def read(text: str) -> int:
-        try:
-            return amounts.count(text, least, most)
-        except ValueError as error:
-            raise argparse.ArgumentTypeError(str(error)) from None
-
-    return read
-
-
-def _drafts(text: str) -> int:
-    if (number := _number(0)(text)) == 1:
-        raise argparse.ArgumentTypeError("1 is no speculation: give 2 or more, as --speculative-num-draft-tokens")
-    return number
-
-
-def _rates(text: str) -> tuple[float, ...]:
-    try:
-        rates = tuple(float(part) for part in text.split(","))
-    except ValueError:
-        rates = (-1.0,)
-    if not all(0 <= rate <= 1 for rate in rates):
-        raise argparse.ArgumentTypeError(f"{text!r}: give hit rates between 0 and 1, separated by commas")
-    return rates
