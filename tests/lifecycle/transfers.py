@@ -150,7 +150,8 @@ class Transfer:
         page = world.pools.host.page_size
         rows = torch.from_numpy(kv_indices.copy()).long()[:, None] * page + torch.arange(page)
         self.rows, self.aux = rows.flatten()[: world.prompt_length(self.rid)], aux_index
-        self._now(self.kv_mgr.poll.Transferring)
+        # Who was given up before stays so; where a receiver forgets it, to 0.5.19, it waits no longer than its timeout.
+        self._now(self.kv_mgr.poll.Failed if self.over else self.kv_mgr.poll.Transferring)
 
     def poll(self) -> int:
         return self.status if self.conclude_state is None else self.conclude_state
