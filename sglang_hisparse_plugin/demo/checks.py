@@ -8,6 +8,7 @@ import time
 from dataclasses import dataclass
 
 from . import language, plan, probe, walks, weights
+from .patience import Deadline, stretched
 from .report import Part, Report, make
 from .server import Server
 from .setup import Launcher, Scale
@@ -134,7 +135,7 @@ def damage(server: Server, answers: list[Walk]) -> tuple[bool, str]:
     A request that got no answer proves nothing as long as the server lives: it may only be slow.
     """
     unanswered = [walk for walk in answers if walk.got is None]
-    ended = bool(unanswered) and server.ended(END_PATIENCE)
+    ended = bool(unanswered) and server.ended(stretched(END_PATIENCE))
     if ended and (last := server.last_exception()):
         return True, f"the server ended: {last}"
     if wrong := [walk for walk in answers if walk.got is not None and not walk.exact]:
@@ -169,8 +170,8 @@ def wrong_row(scale: Scale, layer: int) -> tuple[list[int], int, int, int]:
 
 def pools_balance(report: Report, server: Server, name: str = "pools are balanced at the end") -> dict[str, int] | None:
     """Idle again, every pool has as many free slots as at the start; returns what swap-ins did, where that is known."""
-    deadline = time.monotonic() + IDLE_PATIENCE
-    while (state := server.internal_state()[probe.KEY])["now"] != state["start"] and time.monotonic() < deadline:
+    deadline = Deadline(IDLE_PATIENCE)
+    while (state := server.internal_state()[probe.KEY])["now"] != state["start"] and not deadline.passed():
         time.sleep(0.5)
     start, now = state["start"], state["now"]
     lost = [f"{pool} {now[pool]} of {start[pool]}" for pool in start if now[pool] != start[pool]]

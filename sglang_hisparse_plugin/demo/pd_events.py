@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from . import checks, language, load, probe, walks
+from .patience import Deadline
 from .pd_servers import Pair
 from .report import Report
 from .server import Server, ServerFailed
@@ -143,10 +144,10 @@ def balance(report: Report, pair: Pair, when: str) -> None:
 
 def _holds_something(server: Server) -> None:
     """Wait until the server has slots in use."""
-    deadline = time.monotonic() + server.patience
-    while time.monotonic() < deadline:
+    deadline = Deadline(server.patience)
+    while not deadline.passed():
         state = server.internal_state()[probe.KEY]
         if state["now"] != state["start"]:
             return
         time.sleep(0.05)
-    raise ServerFailed(f"{server.log.stem} took up nothing in {server.patience:.0f} s\n{server.last_exception()}")
+    raise ServerFailed(f"{server.log.stem} took up nothing\n{server.last_exception()}")

@@ -77,7 +77,11 @@ class Decode(Server):
     def client(self, tokens: list[int], steps: int, rid: str | None = None) -> Client:
         return self.pair.request(tokens, steps, rid)
 
-    def generate(self, tokens: list[int], steps: int, rid: str | None = None, rank: int | None = None) -> Answer:
+    def generate(
+        self, tokens: list[int], steps: int, rid: str | None = None, rank: int | None = None, temperature: float = 0
+    ) -> Answer:
+        """As a server's, of one rank and greedily."""
+        assert rank is None and not temperature
         reply = self.client(tokens, steps, rid).generate()
         if reply.error or not reply.ended:
             raise ConnectionError(reply.error or "half an answer")
@@ -218,7 +222,7 @@ class Pair:
         }
         rid = rid or uuid.uuid4().hex
         at_decode, at_prefill = (
-            Client(f"http://{LOOPBACK}:{server.port}", rid, tokens, steps, server.patience, more)
+            Client(f"http://{LOOPBACK}:{server.port}", rid, tokens, steps, server.answer_patience, more)
             for server in (self.decode, self.prefill)
         )
         return at_decode, at_prefill

@@ -57,7 +57,7 @@ def _with_plugin(launcher: Launcher, report: Report, up: Up) -> float:
         for rank in range(launcher.tp):
             launcher.progress(f"plugin-on: a request that comes later to rank {rank}")
             name = f"a request that comes {TURNS} iterations later to rank {rank}, beside another: both exact"
-            checks.all_exact(report, name, _late(server, launcher.scale, rank, server.patience))
+            checks.all_exact(report, name, _late(server, launcher.scale, rank, server.answer_patience))
         took = time.monotonic() - start
         checks.pools_balance(report, server, "pools of every rank are balanced once more")
     return took

@@ -24,6 +24,7 @@ from typing import Any
 
 from . import probe
 from .client import Client, sampling
+from .patience import Deadline, stretched
 
 Progress = Callable[[str], None]
 _EXCEPTION = re.compile(r"^(?:\w+\.)*\w*(?:Error|Exception|Exit|Interrupt)(?::.*)?$", re.M)
@@ -59,7 +60,7 @@ class Server:
         command: everything but `--host` and `--port`.
         env: all environment variables.
         log: file for stdout and stderr.
-        patience: seconds until the server must be ready, and until it must answer.
+        patience: seconds until the server must be ready, and until it must answer; longer on a busy machine.
         progress: called with a word while it starts, again and again.
     """
 
@@ -101,6 +102,11 @@ class Server:
         """Whether the server's first process still runs; it goes when its scheduler dies."""
         return self._process is not None and self._process.poll() is None
 
+    @property
+    def answer_patience(self) -> float:
+        """Seconds until it must answer a request that is sent now."""
+        return stretched(self.patience)
+
     def ended(self, within: float = 0) -> bool:
         """Whether the server's first process ended by itself, now or `within` seconds."""
         if self._process is None:
@@ -116,7 +122,7 @@ class Server:
 
     def client(self, tokens: list[int], steps: int, rid: str | None = None) -> Client:
         """A request to it, not yet sent."""
-        return Client(f"http://127.0.0.1:{self.port}", rid or uuid.uuid4().hex, tokens, steps, self.patience)
+        return Client(f"http://127.0.0.1:{self.port}", rid or uuid.uuid4().hex, tokens, steps, self.answer_patience)
 
     def generate(
         self, tokens: list[int], steps: int, rid: str | None = None, rank: int | None = None, temperature: float = 0
@@ -135,17 +141,17 @@ class Server:
             body["rid"] = rid
         if rank is not None:
             body["routed_dp_rank"] = rank
-        answer = self._ask("/generate", self.patience, json.dumps(body).encode())
+        answer = self._ask("/generate", self.answer_patience, json.dumps(body).encode())
         meta = answer.get("meta_info", {})
         return Answer([int(token) for token in answer["output_ids"]], int(meta.get("spec_verify_ct", 0)))
 
     def internal_state(self) -> dict[str, Any]:
         """What the scheduler process says about itself, and what the probe says in those of other pipeline stages."""
         before = len(probe.other_stages(self.log_text()))
-        state = dict(self._ask("/server_info", timeout=30)["internal_states"][0])
-        deadline = time.monotonic() + STAGES_PATIENCE
+        state = dict(self._ask("/server_info", stretched(30))["internal_states"][0])
+        deadline = Deadline(STAGES_PATIENCE)
         while len(others := probe.other_stages(self.log_text())[before:]) < self.stages - 1:
-            if time.monotonic() > deadline:
+            if deadline.passed():
                 raise ConnectionError(f"{len(others)} of {self.stages - 1} further pipeline stages told their state")
             time.sleep(0.1)
         for stage, other in enumerate(others, 1):
@@ -180,8 +186,8 @@ class Server:
             raise ConnectionError(f"half an answer: {type(error).__name__}: {error}") from error
 
     def _wait_until_ready(self) -> None:
-        start = time.monotonic()
-        while time.monotonic() - start < self.patience:
+        start, deadline = time.monotonic(), Deadline(self.patience)
+        while not deadline.passed():
             if _stopping.is_set():
                 raise ServerFailed("interrupted")
             if not self.alive:
@@ -192,7 +198,7 @@ class Server:
             except (urllib.error.URLError, OSError):
                 self.progress("starting")
                 time.sleep(0.5)
-        raise ServerFailed(f"the server was not ready after {self.patience:.0f} s\n{self._log_end()}")
+        raise ServerFailed(f"the server was not ready after {time.monotonic() - start:.0f} s\n{self._log_end()}")
 
     def _log_end(self, lines: int = 25) -> str:
         return "\n".join([*self.log_text().splitlines()[-lines:], f"(log: {self.log})"])

@@ -20,7 +20,7 @@ LATE = "a request that comes 5 iterations later to rank {}, beside another: both
 
 class Good(FakeServer):
     log = LOG + "HiSparse overlay tp-ready: applied: d\n"
-    alive, patience = True, 60.0
+    alive, answer_patience = True, 60.0
     late = (EXACT, EXACT)
 
 
