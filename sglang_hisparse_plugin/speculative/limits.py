@@ -89,7 +89,8 @@ def arguments(given: Any, environment: Mapping[str, str] = os.environ, *, resolv
 
 def of_sglang(given: Any, *, resolved: bool = False) -> Iterator[Problem]:
     """The same for SGLang's own way, from 0.5.22 on, which finds it out late or with a traceback."""
-    yield from _wrong(ARGUMENTS_OF_SGLANG, given, resolved)
+    stages = getattr(given, "disaggregation_mode", None) != "decode"  # there drafts come with the KV, past staging
+    yield from _wrong(ARGUMENTS_OF_SGLANG if stages else _OF_BOTH, given, resolved)
 
 
 def _wrong(rows: Rows, given: Any, resolved: bool) -> Iterator[Problem]:

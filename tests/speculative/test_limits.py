@@ -87,6 +87,13 @@ def test_an_argument_is_refused_with_its_value_and_remedy(name: str, value: Any,
         limits.check_arguments(arguments(**{name: value}))
 
 
+@pytest.mark.parametrize(("mode", "refused"), [("null", True), (None, True), ("prefill", True), ("decode", False)])
+def test_without_overlap_who_is_staged_has_no_draft_and_on_a_decode_server_nobody_is(mode: Any, refused: bool) -> None:
+    given = arguments(disable_overlap_schedule=True, disaggregation_mode=mode, speculative_num_steps=2)
+    found = [str(problem) for problem in limits.of_sglang(given)]
+    assert len(found) == refused and all("leave --disable-overlap-schedule out" in problem for problem in found)
+
+
 def test_every_argument_is_tried_above() -> None:
     tried = test_an_argument_is_refused_with_its_value_and_remedy.pytestmark[0].args[1]
     assert {name for name, _, _ in tried} == set(limits.ARGUMENTS)
