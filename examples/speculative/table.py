@@ -31,7 +31,7 @@ from rich.console import Console
 from table_record import MODES, Cell, Load, Mode, Record
 
 from sglang_hisparse_plugin import installation
-from sglang_hisparse_plugin.demo import language, model, releases, setup, sizes
+from sglang_hisparse_plugin.demo import language, model, releases, scales, setup, sizes
 from sglang_hisparse_plugin.demo.server import Server, ServerFailed, stop_all
 
 V32 = sizes.Dims(
@@ -100,9 +100,9 @@ def steps_for(load: Load, options: argparse.Namespace) -> int:
     return int(options.steps) * max(1, requests * context // 65536)
 
 
-def scale(options: argparse.Namespace) -> setup.Scale:
+def scale(options: argparse.Namespace) -> scales.Scale:
     """Sizes that hold the largest load: a buffer per request on the device, all tokens on the host."""
-    base = setup.SCALES[options.device].verifying(options.draft_tokens)
+    base = scales.SCALES[options.device].verifying(options.draft_tokens)
     most, longest = max(options.concurrency), max(options.context)
     steps = steps_for((most, longest), options)
     buffers = most * (base.hot_buffer + 2 * 64)
@@ -176,7 +176,7 @@ def take_turns(record: Record, options: argparse.Namespace, deadline: float, say
 def arguments() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--device", choices=sorted(setup.SCALES), default="cuda")
+    parser.add_argument("--device", choices=sorted(scales.SCALES), default="cuda")
     parser.add_argument("--release", help="whose wheel to fetch; default: the installed SGLang")
     parser.add_argument("--modes", nargs="+", choices=sorted({m.name for m in MODES}), default=[m.name for m in MODES])
     parser.add_argument("--kernels", nargs="+", choices=("ours", "upstream"), default=("ours", "upstream"))

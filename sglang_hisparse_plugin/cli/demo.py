@@ -24,7 +24,8 @@ from ..demo import run as demo
 from ..demo.progress import Say, line
 from ..demo.report import Report
 from ..demo.run import CPU_RELEASES, CannotRun
-from ..demo.setup import BACKENDS, SCALES, Launcher, Target, Variant
+from ..demo.scales import SCALES
+from ..demo.setup import BACKENDS, Launcher, Target, Variant
 from ..demo.weights import Draft
 
 

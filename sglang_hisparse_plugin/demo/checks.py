@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from . import language, plan, probe, walks, weights
 from .patience import Deadline, stretched
 from .report import Part, Report, make
+from .scales import Scale
 from .server import Server
-from .setup import Launcher, Scale
+from .setup import Launcher
 from .walks import Walk
 
 

@@ -14,8 +14,9 @@ from dataclasses import dataclass, replace
 from . import checks, language, plan, walks
 from .client import Client, Reply
 from .report import Part, Report, make
+from .scales import Scale
 from .server import Server
-from .setup import Launcher, Scale
+from .setup import Launcher
 
 POOL = {"cpu": 2048, "cuda": 49152}  #: device tokens; the logical and host pools hold twice as many
 CLIENTS_PER_SLOT = 3

@@ -12,8 +12,8 @@ from . import checks, language, load, probe, walks
 from .patience import Deadline
 from .pd_servers import Pair
 from .report import Report
+from .scales import Scale
 from .server import Server, ServerFailed
-from .setup import Scale
 from .walks import Walk
 
 SETTLED = 60  #: seconds in which who waits for a server that is gone must have an answer

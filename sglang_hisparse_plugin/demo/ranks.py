@@ -8,8 +8,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from . import checks, language, plan, probe, walks
 from .client import Client
 from .report import Part, Report, make
+from .scales import Scale
 from .server import Server
-from .setup import Launcher, Scale
+from .setup import Launcher
 from .side_by_side import SideBySide, Up
 from .walks import Walk
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 from . import language
 from .client import Client, Reply
+from .scales import Scale
 from .server import Server
-from .setup import Scale
 
 Prompt = tuple[list[int], int]  #: tokens, and how many to generate
 

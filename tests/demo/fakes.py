@@ -6,13 +6,13 @@ import dataclasses
 from pathlib import Path
 from typing import Any, ClassVar
 
-from sglang_hisparse_plugin.demo import language, probe, setup
+from sglang_hisparse_plugin.demo import language, probe, scales, setup
 from sglang_hisparse_plugin.demo.report import Report
 from sglang_hisparse_plugin.demo.server import Answer, Server
 from sglang_hisparse_plugin.patching.outcome import Applied, Skipped
 
 SCALE = dataclasses.replace(
-    setup.CPU, long=(300, 200), crowd=(100, 200), crowd_size=6, steps=70, crowd_steps=20, hot_buffer=64
+    scales.CPU, long=(300, 200), crowd=(100, 200), crowd_size=6, steps=70, crowd_steps=20, hot_buffer=64
 )
 PLAN = {"retract-order": Applied("a"), "slot-count": Skipped("b"), "swap-in": Skipped("c")}
 LOG = """HiSparse plugin 1

@@ -17,8 +17,9 @@ import torch
 from sglang_hisparse_plugin.demo import language, load, pd, pd_events, pd_probe, pd_servers, weights
 from sglang_hisparse_plugin.demo.pd_servers import Pair, Transport
 from sglang_hisparse_plugin.demo.report import Report
+from sglang_hisparse_plugin.demo.scales import CPU
 from sglang_hisparse_plugin.demo.server import Server
-from sglang_hisparse_plugin.demo.setup import CPU, Launcher, Target
+from sglang_hisparse_plugin.demo.setup import Launcher, Target
 
 PROMPT = language.prompt(100, seed=1)
 RIGHT = language.walk(PROMPT, 4)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from sglang_hisparse_plugin.demo import cpu, setup
+from sglang_hisparse_plugin.demo import cpu, scales, setup
 
 NOT_A_STAND_IN = {
     "SGLANG_HISPARSE_DEMO_CPU",  # arms them
@@ -16,7 +16,7 @@ NOT_A_STAND_IN = {
 }
 
 
-def flags(scale: setup.Scale, sglang: Path) -> set[str]:
+def flags(scale: scales.Scale, sglang: Path) -> set[str]:
     launcher = setup.Launcher(setup.Target("fake", sglang), scale, Path("model"), Path("work"), lambda text: None)
     return {flag.partition("=")[0] for flag in launcher._command(hisparse=True)}
 
@@ -24,5 +24,5 @@ def flags(scale: setup.Scale, sglang: Path) -> set[str]:
 def test_every_module_variable_and_flag_that_differs_on_a_cpu_is_listed(tmp_path: Path) -> None:
     modules = {file.stem for file in Path(cpu.__file__).parent.glob("*.py")} - {"__init__"}
     variables = set(cpu.environment(None, base={})) - NOT_A_STAND_IN
-    only_cpu = flags(setup.CPU, tmp_path) - flags(setup.CUDA, tmp_path) - {"--device"}
+    only_cpu = flags(scales.CPU, tmp_path) - flags(scales.CUDA, tmp_path) - {"--device"}
     assert set(cpu.STAND_INS) == modules | variables | only_cpu

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from sglang_hisparse_plugin.demo import checks, language, load, model, releases, setup
+from sglang_hisparse_plugin.demo import checks, language, load, model, releases, scales, setup
 from sglang_hisparse_plugin.demo.report import Report
 
 RELEASES = os.environ.get("RANKS_RELEASES", "0.5.12").split(",")
-SCALE = replace(setup.CPU, device_tokens=1536, slots=8, long=(1200, 1000), crowd_size=10, patience=600)
+SCALE = replace(scales.CPU, device_tokens=1536, slots=8, long=(1200, 1000), crowd_size=10, patience=600)
 ABORTED = 8
 
 

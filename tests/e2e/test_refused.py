@@ -10,10 +10,10 @@ from dataclasses import replace
 
 import pytest
 
-from sglang_hisparse_plugin.demo import language, model, releases, setup
+from sglang_hisparse_plugin.demo import language, model, releases, scales, setup
 from sglang_hisparse_plugin.demo.server import Server
 
-SCALE = replace(setup.CPU, device_tokens=1024, hot_buffer=1024, long=(900,))
+SCALE = replace(scales.CPU, device_tokens=1024, hot_buffer=1024, long=(900,))
 """A hot buffer and its page are more than the device pool holds; a short prompt's buffer is shorter."""
 SHORT, LONG = 300, 1000
 RELEASES = ["0.5.12", *(pytest.param(r, marks=pytest.mark.long) for r in ("0.5.10.post1", "0.5.18", "0.5.23"))]

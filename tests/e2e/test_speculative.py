@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from demo_command import WITH_HISPARSE, held
 
-from sglang_hisparse_plugin.demo import checks, cpu, language, model, probe, releases, setup, sizes
+from sglang_hisparse_plugin.demo import checks, cpu, language, model, probe, releases, scales, setup, sizes
 from sglang_hisparse_plugin.demo.report import Report
 from sglang_hisparse_plugin.demo.server import Server, free_port
 from sglang_hisparse_plugin.demo.weights import Draft
@@ -49,7 +49,7 @@ def test_sglangs_own_way_from_0_5_22_on(draft_tokens: int, tmp_path: Path) -> No
     dims = replace(sizes.CPU, index_topk=1024)
     length = 1024 * draft_tokens + 552
     prompt = {"long": (length,), "crowd": (length, length), "steps": 48, "slots": 2}
-    scale = replace(setup.CPU, dims=dims, hot_buffer=2048, device_tokens=12288, **prompt).verifying(draft_tokens)
+    scale = replace(scales.CPU, dims=dims, hot_buffer=2048, device_tokens=12288, **prompt).verifying(draft_tokens)
     weights = model.folder(tmp_path / "model", Draft.HALF)
     model.write(weights, dims, Draft.HALF)
     target = setup.Target("0.5.23", releases.fetch("0.5.23"))
@@ -80,7 +80,7 @@ def test_serve_and_client(tmp_path: Path) -> None:
     """`serve.sh both`, with the flags that a CPU needs behind the model, and `client.py` twice on it."""
     root = releases.fetch("0.5.12")
     weights = model.write(tmp_path / "model", sizes.CPU)
-    launcher = setup.Launcher(setup.Target("0.5.12", root), setup.CPU, weights, tmp_path, print)
+    launcher = setup.Launcher(setup.Target("0.5.12", root), scales.CPU, weights, tmp_path, print)
     flags = launcher._command(hisparse=False)[4:]
     env = cpu.environment(root) | {"PYTHON": sys.executable, "TOP_K": str(sizes.CPU.index_topk)}
     command = ["bash", str(EXAMPLES / "serve.sh"), "both", str(weights), *flags]

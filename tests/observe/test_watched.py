@@ -25,7 +25,7 @@ import numpy as np
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from sglang_hisparse_plugin.demo import language, model, setup
+from sglang_hisparse_plugin.demo import language, model, scales, setup
 from sglang_hisparse_plugin.demo.releases import fetch
 from sglang_hisparse_plugin.demo.server import Server
 from sglang_hisparse_plugin.kernels.counters import MISS_BUCKETS
@@ -34,7 +34,7 @@ from sglang_hisparse_plugin.observe import metrics, replay, request, tracefile
 pytestmark = pytest.mark.xdist_group("observe")  # one server for all
 
 RELEASES = os.environ.get("OBSERVE_RELEASES", "0.5.12").split(",")
-SCALE = setup.CPU
+SCALE = scales.CPU
 LAYERS, HOT, TOP_K = SCALE.dims.layers, SCALE.hot_buffer, SCALE.dims.index_topk
 PROMPT, STEPS = 1000, 60
 QUEUE = 8  # requests that may wait
