@@ -42,7 +42,7 @@ __device__ __forceinline__ void copy_units(const char* src, char* dst, int rows,
   for (int done = 0; done < total; done += 32 * kInFlight) {
 #pragma unroll
     for (int u = 0; u < kInFlight; ++u) {
-      if (to[u] != nullptr) *to[u] = value[u];
+      if (to[u] != nullptr) ptx::store_row(to[u], value[u]);
       to[u] = nullptr;
       if (done + (kInFlight + u) * 32 < total) issue(value[u], to[u]);
     }

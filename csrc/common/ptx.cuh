@@ -80,6 +80,12 @@ __device__ __forceinline__ void load_row_if(bool valid, uint8_t& v, const uint8_
       : "l"(p), "r"(int(valid)));
   v = static_cast<uint8_t>(wide);
 }
+// And its store. Marked to leave L2 first: the lines that rows of host memory come by are so, too, and would otherwise
+// wait for a place among rows of earlier calls that L2 has yet to write back.
+template <typename Unit>
+__device__ __forceinline__ void store_row(Unit* p, Unit v) {
+  __stcs(p, v);
+}
 
 // ---- asynchronous global -> shared copies (sm_80) ---------------------------------------------------------------
 // Both addresses on 16 bytes.

@@ -22,6 +22,10 @@ template <typename Unit>
 void load_row_if(bool valid, Unit& v, const Unit* p) {
   if (valid) v = *p;
 }
+template <typename Unit>
+void store_row(Unit* p, Unit v) {
+  *p = v;
+}
 
 inline void copy_async_16(void* shared, const void* global) { std::memcpy(shared, global, 16); }
 inline void copy_async_group() {}
