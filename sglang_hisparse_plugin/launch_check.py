@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from . import config, installation, upstream
+from . import config, installation, roles, upstream
 from .overlays import OVERLAYS, speculative, speculative_guard
 from .patching import engine
 from .patching.outcome import Applied, Defective, Fixed, Refused
@@ -28,7 +28,6 @@ NUMBERS: dict[str, Any] = {
     "host_to_device_ratio": 2,
 }  #: and SGLang's defaults
 RESOLVE = "resolve_once"  #: of ServerArgs from 0.5.19 on; before, they are what they mean once they are built
-SENDS_PAGES = ("nixl", "mori")  #: --disaggregation-transfer-backend
 EXAMPLE = "write it in single quotes, as in --hisparse-config '{\"device_buffer_size\": 4096}'"
 
 
@@ -87,38 +86,6 @@ def hisparse_config(text: str | None, selected: int | None = None) -> Iterator[s
         )
 
 
-def transfer(given: Any) -> Iterator[str]:
-    """A prefill server sends what stands where a token's number says, and HiSparse's pool has it elsewhere.
-
-    And to 0.5.12 a decode server's host pool is addressed by token, and one of SGLang's transfers alone knows that.
-    """
-    mode = getattr(given, "disaggregation_mode", None)
-    if mode == "prefill":
-        yield (
-            "a prefill server does not decode, and would send KV from wrong rows of HiSparse's device pool: leave "
-            "--enable-hisparse to the decode server"
-        )
-    backend = getattr(given, "disaggregation_transfer_backend", None)
-    if mode != "decode" or backend not in SENDS_PAGES:
-        return
-    if installation.find().tree.function(upstream.MOONCAKE, "MooncakeKVManager.send_kvcache_hisparse"):
-        yield (
-            f"--disaggregation-transfer-backend {backend} sends pages, and this SGLang's HiSparse takes tokens, so "
-            "that KV would come to wrong rows: use mooncake, or SGLang 0.5.13 or later"
-        )
-
-
-def pipeline(given: Any) -> Iterator[str]:
-    """A decode server's KV comes at different times on each pipeline stage, and to 0.5.12 to no hot buffer."""
-    stages = getattr(given, "pp_size", None) or getattr(given, "pipeline_parallel_size", None) or 1
-    if getattr(given, "disaggregation_mode", None) == "decode" and stages > 1:
-        yield (
-            f"--pp-size {stages} with --disaggregation-mode decode: pipeline stages do not agree on when a request's "
-            "KV has come or is given up, and would decode apart: use --tp-size instead, or leave "
-            "--enable-hisparse out"
-        )
-
-
 def left_out(server_args: Any) -> Iterator[str]:
     """What happens to a server that speculates, where the overlay that it needs is not applied."""
     if not limits.asked(upstream.resolved(server_args)):
@@ -134,8 +101,7 @@ def left_out(server_args: Any) -> Iterator[str]:
 def _flags(given: Any, *, resolved: bool = False) -> Iterator[str]:
     """What can be told without the model."""
     yield from hisparse_config(getattr(given, "hisparse_config", None))
-    yield from transfer(given)
-    yield from pipeline(given)
+    yield from map(str, roles.problems(given, lambda: roles.takes_tokens(installation.find().tree)))
     if not limits.asked(given):
         return
     if _serves():

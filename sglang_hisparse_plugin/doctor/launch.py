@@ -40,6 +40,7 @@ FLAGS: dict[str, tuple[tuple[str, ...], Callable[[str], Any] | None]] = {
     "prefill_backend": (("--dsa-prefill-backend", "--nsa-prefill-backend"), str),
     "decode_backend": (("--dsa-decode-backend", "--nsa-decode-backend"), str),
     "disaggregation_mode": (("--disaggregation-mode",), str),
+    "disaggregation_transfer_backend": (("--disaggregation-transfer-backend",), str),
     "speculative_algorithm": (("--speculative-algorithm",), str),
     "draft_tokens": (("--speculative-num-draft-tokens",), int),
     "speculative_draft_model_path": (("--speculative-draft-model-path", "--speculative-draft-model"), str),
@@ -101,9 +102,14 @@ class Launch:
     @property
     def attention_ranks(self) -> int:
         """Ranks of DP attention, which share the request slots; from 0.5.22 on one flag says both."""
-        if self.get("attn_dp_size"):
+        if self.count("attn_dp_size") > 1:
             return self.count("attn_dp_size")
         return self.count("dp") if self.get("dp_attention") else 1
+
+    @property
+    def replicas(self) -> int:
+        """Groups of ranks beside each other; those of DP attention lie within one."""
+        return 1 if self.attention_ranks > 1 else self.count("dp")
 
     @property
     def arguments(self) -> SimpleNamespace:

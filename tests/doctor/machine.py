@@ -126,6 +126,7 @@ HEALTHY: dict[str, Any] = {
         "backends_by_dtype": {"bfloat16": ["flashmla_sparse"], "fp8_e4m3": ["flashmla_kv"]},
         "top_k_from_model": True,
         "mixed_chunk_refused": False,
+        "takes_tokens": True,
         "speculative": False,
         "block_size": False,
     },

@@ -187,8 +187,8 @@ def test_an_nvcc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, r
 
 EXPECTED = {
     "0.5.10.post1": {"has_loader": False, "top_k_from_model": False, "speculative": False, "block_size": False},
-    "0.5.11": {"has_loader": True, "top_k_from_model": False, "mixed_chunk_refused": False},
-    "0.5.15": {"top_k_from_model": True, "block_size": True},
+    "0.5.11": {"has_loader": True, "top_k_from_model": False, "mixed_chunk_refused": False, "takes_tokens": True},
+    "0.5.15": {"top_k_from_model": True, "block_size": True, "takes_tokens": False},
     "0.5.23": {"speculative": True, "mixed_chunk_refused": True, "requires_python": ">=3.11", "lacks_hisparse": False},
     "0.5.9": {"lacks_hisparse": True, "has_hisparse": False},
 }

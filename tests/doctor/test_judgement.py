@@ -188,6 +188,31 @@ FLAGS: dict[str, tuple[list[str], str, str]] = {
         "--dp 3 does not divide --tp 8: with --enable-dp-attention it must",
     ),
     "DP attention of one": (with_flags("--enable-dp-attention"), "warning", "--enable-dp-attention without --dp-size"),
+    "attention ranks that do not divide": (
+        with_flags("--attn-dp-size", "3"),
+        "error",
+        "--dp 3 does not divide --tp 8: with --enable-dp-attention it must",
+    ),
+    "two ways to say attention ranks": (
+        with_flags("--attn-dp-size", "2", "--dp", "2"),
+        "error",
+        "SGLang refuses --dp-size 2 with --attn-dp-size 2",
+    ),
+    "a decode server's transfer": (
+        with_flags("--disaggregation-mode", "decode", "--disaggregation-transfer-backend", "nixl"),
+        "error",
+        "refused, for --disaggregation-transfer-backend nixl sends pages",
+    ),
+    "a prefill server": (
+        with_flags("--disaggregation-mode", "prefill"),
+        "error",
+        "refused, for a prefill server does not decode",
+    ),
+    "stages of a decode server": (
+        with_flags("--disaggregation-mode", "decode", "--tp", "4", "--pp-size", "2"),
+        "error",
+        "refused, for --pp-size 2 with --disaggregation-mode decode",
+    ),
     "nodes": (with_flags("--nnodes", "3"), "error", "--nnodes 3 does not divide the 8 ranks"),
     "data parallelism over nodes": (
         with_flags("--nnodes", "2", "--dp", "2"),
@@ -268,6 +293,27 @@ FLAGS: dict[str, tuple[list[str], str, str]] = {
         "flags in server.yaml (--config) are not read",
     ),
 }
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        ("--disaggregation-mode", "decode", "--disaggregation-transfer-backend", "mooncake"),
+        ("--attn-dp-size", "2"),
+        ("--attn-dp-size", "1"),
+    ],
+)
+def test_what_a_launch_command_may_say(more: tuple[str, ...]) -> None:
+    assert real(judged(words=with_flags(*more))) == []
+
+
+def test_hot_buffers_are_counted_for_every_rank_of_dp_attention() -> None:
+    flags = ("--max-total-tokens", "25600", "--max-running-requests", "10")
+    for more, told in ((("--attn-dp-size", "2"), False), ((), True)):
+        found = [
+            f.what for f in judged(words=with_flags(*flags, *more)).findings if "--max-running-requests is" in f.what
+        ]
+        assert bool(found) == told, found
 
 
 @pytest.mark.parametrize("name", FLAGS)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from sglang_hisparse_plugin import config, installation, launch_check
+from sglang_hisparse_plugin import config, installation, launch_check, roles
 from sglang_hisparse_plugin.demo import releases
 from sglang_hisparse_plugin.speculative import limits
 
@@ -60,13 +60,10 @@ def test_the_models_own_top_k_counts() -> None:
         ("0.5.23", "null", "mooncake", ""),
     ],
 )
-def test_who_brings_kv_to_a_decode_server(
-    release: str, mode: str, backend: str, says: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    found = installation.find(releases.fetch(release))
-    monkeypatch.setattr(installation, "find", lambda *_: found)
+def test_who_brings_kv_to_a_decode_server(release: str, mode: str, backend: str, says: str) -> None:
     given = SimpleNamespace(disaggregation_mode=mode, disaggregation_transfer_backend=backend)
-    problems = list(launch_check.transfer(given))
+    tree = installation.find(releases.fetch(release)).tree
+    problems = [str(problem) for problem in roles.problems(given, lambda: roles.takes_tokens(tree))]
     assert len(problems) == bool(says) and all(says in problem for problem in problems)
 
 
@@ -75,8 +72,9 @@ def test_who_brings_kv_to_a_decode_server(
 )
 @pytest.mark.parametrize("name", ["pp_size", "pipeline_parallel_size"])
 def test_pipeline_stages_decode_only_what_they_prefill(mode: str, stages: int, serves: bool, name: str) -> None:
-    problems = list(launch_check.pipeline(SimpleNamespace(disaggregation_mode=mode, **{name: stages})))
-    assert problems == [] if serves else "use --tp-size instead" in problems[0]
+    given = SimpleNamespace(disaggregation_mode=mode, **{name: stages})
+    problems = " ".join(map(str, roles.problems(given, lambda: False)))
+    assert ("use --tp-size instead" not in problems) == serves
 
 
 def arguments(**changed: Any) -> SimpleNamespace:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from ... import roles
 from ...sizing import formulas, shapes
 from ...sizing.layout import Layout
 from ..examine import Examined, Facts, Probe, Subject
@@ -61,6 +62,8 @@ def _judge_server(examined: Examined) -> Iterator[Finding]:
         )
     if launch.get("enable_mixed_chunk"):
         yield _mixed_chunk(examined)
+    for problem in roles.problems(launch.arguments, lambda: bool(sglang.get("takes_tokens"))):
+        yield error(f"refused, for {problem.what}", problem.remedy)
     yield from _judge_layout(examined)
     if launch.get("page_size") not in (None, PAGE):
         yield note(f"--page-size {launch.get('page_size')} is overruled: these models have pages of {PAGE}", "drop it")
@@ -86,13 +89,17 @@ def _mixed_chunk(examined: Examined) -> Finding:
 def _judge_layout(examined: Examined) -> Iterator[Finding]:
     """How ranks are spread over data parallelism and nodes, and attention heads over ranks."""
     launch = examined.subject.launch
-    tp, dp, attention = launch.count("tp"), launch.count("dp"), bool(launch.get("dp_attention"))
-    if attention and dp == 1:
+    tp, dp, ranks = launch.count("tp"), launch.count("dp"), launch.attention_ranks
+    attention = ranks > 1
+    if launch.count("attn_dp_size") > 1 and dp > 1:
+        yield error(
+            f"SGLang refuses --dp-size {dp} with --attn-dp-size {launch.get('attn_dp_size')}", "give one of them"
+        )
+    if launch.get("dp_attention") and not attention:
         yield warning(
             "--enable-dp-attention without --dp-size: SGLang turns it off",
             (f"give --dp-size, a divisor of --tp-size {tp}, or " if tp > 1 else "") + "drop --enable-dp-attention",
         )
-        attention = False
     if (nodes := launch.count("nnodes")) > 1 and dp > 1 and not attention:
         yield error(
             f"SGLang refuses --dp-size {dp} on {nodes} nodes without --enable-dp-attention",
@@ -105,7 +112,7 @@ def _judge_layout(examined: Examined) -> Iterator[Finding]:
     except shapes.SizingError:
         model = None  # said elsewhere
     try:
-        spread = Layout(tp, dp, attention, gpus_per_node=tp * dp)
+        spread = Layout(tp, ranks if attention else dp, attention, gpus_per_node=tp * dp)
         if model:
             spread.check(model)
     except shapes.SizingError as reason:
@@ -159,7 +166,7 @@ def _judge_sizes(examined: Examined) -> Iterator[Finding]:
         )
     elif speculation.by_plugin(examined):
         pass  # each of them must have its buffer, which is judged there
-    elif (at_once := launch.get("max_running_requests")) and slots // needs * launch.count("dp") < at_once:
+    elif (at_once := launch.get("max_running_requests")) and slots // needs * launch.attention_ranks < at_once:
         yield note(
             f"--max-running-requests is {at_once}, but the device pool holds {slots // needs} hot buffers "
             f"({slots} slots: {size.basis})",

@@ -154,8 +154,7 @@ def cpu_set(text: str) -> set[int]:
 
 def needed(launch: Launch) -> int:
     """GPUs that the launch command takes on this host."""
-    replicas = 1 if launch.get("dp_attention") else launch.count("dp")
-    return max(1, launch.count("tp") * launch.count("pp_size") * replicas // launch.count("nnodes"))
+    return max(1, launch.count("tp") * launch.count("pp_size") * launch.replicas // launch.count("nnodes"))
 
 
 def visible(facts: Facts) -> list[dict[str, Any]]:
