@@ -18,6 +18,8 @@ from .source import SourceTree
 Plan = Mapping[str, Outcome]
 """Outcome by overlay id, in overlay order. `Applied` in a plan means: will be applied."""
 
+LEFT_OUT = Skipped("left out on request")
+
 
 @dataclass
 class Patch:
@@ -45,9 +47,7 @@ def plan(overlays: Iterable[Overlay], tree: SourceTree, skip: Iterable[str] = ()
     """Probe every overlay against `tree`; nothing is imported or changed."""
     overlays = tuple(overlays)
     unwanted = set(skip)
-    outcomes: dict[str, Outcome] = {
-        o.id: Skipped("left out on request") if o.id in unwanted else _judge(o, tree) for o in overlays
-    }
+    outcomes: dict[str, Outcome] = {o.id: LEFT_OUT if o.id in unwanted else _judge(o, tree) for o in overlays}
     _settle(overlays, outcomes)
     return outcomes
 
@@ -138,7 +138,7 @@ def _settle(overlays: tuple[Overlay, ...], outcomes: dict[str, Outcome]) -> None
 
 
 def _is_missing(outcome: Outcome | None) -> bool:
-    return isinstance(outcome, Refused) or outcome == Skipped("left out on request")
+    return isinstance(outcome, Refused) or outcome == LEFT_OUT
 
 
 def _install(overlay: Overlay, tree: SourceTree, hooker_for: Callable[[str], Hooker], ledger: Ledger) -> None:

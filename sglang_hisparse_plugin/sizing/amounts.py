@@ -5,12 +5,14 @@ from __future__ import annotations
 import re
 from decimal import Decimal
 
+MIB, GIB = 1 << 20, 1 << 30
+
 #: As SGLang reads --context-length and --max-total-tokens (human_readable_int, from 0.5.12).
 COUNTS = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "Ki": 1 << 10, "Mi": 1 << 20, "Gi": 1 << 30}
 #: As SGLang's log counts, in units of 1024, unless decimal bytes are named.
 MEMORY = {
-    **dict.fromkeys(("M", "MI", "MIB"), 1 << 20),
-    **dict.fromkeys(("", "G", "GI", "GIB"), 1 << 30),
+    **dict.fromkeys(("M", "MI", "MIB"), MIB),
+    **dict.fromkeys(("", "G", "GI", "GIB"), GIB),
     **dict.fromkeys(("T", "TI", "TIB"), 1 << 40),
     **{"MB": 10**6, "GB": 10**9, "TB": 10**12},
 }

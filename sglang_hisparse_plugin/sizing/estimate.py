@@ -7,6 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 from . import formulas, given, kernel_model, plan
+from .amounts import GIB
+from .hisparse import MAX_DEVICE_BUFFER
 from .shapes import COVERED, NEWEST, ModelShape, Server, SizingError, version
 
 
@@ -112,7 +114,7 @@ def by_hot_buffer(work: given.Workload, machine: given.Machine, groups: int) -> 
     page, now = work.hisparse.page_size, work.hisparse.device_buffer_size
     sizes = {work.hisparse.top_k * factor // 2 for factor in (2, 3, 4, 6, 8)} | {now}
     rows = []
-    for size in sorted(size for size in sizes if size % page == 0 and size <= 32768):
+    for size in sorted(size for size in sizes if size % page == 0 and size <= MAX_DEVICE_BUFFER):
         other = replace(work, hisparse=replace(work.hisparse, device_buffer_size=size))
         rows.append({"device_buffer_size": size, "requests": _both(other, machine, groups)["hisparse"]})
     return rows
@@ -138,7 +140,7 @@ def notes(work: given.Workload, machine: given.Machine, fit: plan.Fit, given_rat
         f"{work.model.name} is unknown here: it is taken to lay out its cache as DeepSeek-V3.2 does": (
             work.model.name not in (*COVERED, ModelShape.name)
         ),
-        f"the reserve is {kept / given.GIB:.1f} GiB, and SGLang itself would keep {own / given.GIB:.1f} GiB for "
+        f"the reserve is {kept / GIB:.1f} GiB, and SGLang itself would keep {own / GIB:.1f} GiB for "
         "activations and CUDA graphs: it may run out of memory": kept < own,
         f"SGLang {work.release} takes a device slot for {reckoned} bytes, and it has {real}: without "
         "--max-total-tokens its pools would be larger than what it set aside for them": (

@@ -9,7 +9,6 @@ from .amounts import round_up
 from .layout import Layout
 from .shapes import HiSparse, ModelShape, Server, version
 
-GIB = 1 << 30
 #: Requests of one rank that SGLang goes to by itself at most (resolve_max_num_reqs).
 MOST_REQUESTS = 4096
 #: Of --mem-fraction-static, in thousandths; the rest of a GPU is less than a CUDA context and its graphs take.

@@ -6,7 +6,8 @@ arg_groups/memory_hook.py). ``tests/sizing`` compares it with the fraction that 
 
 from __future__ import annotations
 
-MIB, GIB = 1 << 20, 1 << 30
+from .amounts import GIB, MIB
+
 #: MiB of a GPU's memory up to which a chunk of prefill has so many tokens (--chunked-prefill-size by default).
 CHUNKS = ((20 << 10, 2048), (60 << 10, 4096), (160 << 10, 8192))
 LARGEST_CHUNK = 16384

@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from . import formulas
-from .amounts import round_up
-from .given import GIB, MOST_FRACTION, Machine, Workload, device_budget, mem_fraction, own_reserve, reserve
+from .amounts import GIB, round_up
+from .given import MOST_FRACTION, Machine, Workload, device_budget, mem_fraction, own_reserve, reserve
+from .hisparse import MAX_DEVICE_BUFFER
 from .shapes import Server, SizingError, version
 
 #: What SGLang holds back when it admits a prompt (schedule_policy.py, PrefillAdder): the new request's output, at most
@@ -127,7 +128,7 @@ def most_requests(work: Workload) -> int:
 def larger_buffer(work: Workload, machine: Machine, fit: Fit, step: int = 1024) -> int:
     """The largest hot buffer, in steps of `step` slots, with which as many requests still fit."""
     best = work.hisparse.device_buffer_size
-    for size in range(best + step, min(work.total, 32768) + 1, step):
+    for size in range(best + step, min(work.total, MAX_DEVICE_BUFFER) + 1, step):
         other = replace(work, hisparse=replace(work.hisparse, device_buffer_size=size))
         if not any(fitting(other, machine, fit.requests)):
             break

@@ -8,8 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from .. import lines
-
-GIB = 1 << 30
+from .amounts import GIB
 
 
 def show(report: dict[str, Any]) -> None:
