@@ -49,7 +49,7 @@ UNCHANGED: dict[str, dict[str, tuple[str, ...]]] = {
         "0.5.12": (LEAK, LATE, COPY),
         "0.5.13": (LEAK, LATE, COPY),
         "0.5.15": (LEAK, LATE, COPY),
-        "0.5.18": (LEAK, LATE, COPY),
+        "0.5.18": (LATE, COPY),
         "0.5.20": (LEAK, LATE, COPY),
         "0.5.23": (COPY,),
     },
