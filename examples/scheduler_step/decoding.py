@@ -7,6 +7,7 @@ takes as long as wanted and writes, on its own stream, a row known beforehand fo
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import inspect
 import json
 import tempfile
@@ -205,10 +206,15 @@ def _scheduler(device: str, requests: int, size: Size) -> SimpleNamespace:
 
 
 def _no_cache(rows, allocator):
-    """As with --disable-radix-cache."""
-    cache = importlib.import_module("sglang.srt.mem_cache.chunk_cache").ChunkCache
+    """As with --disable-radix-cache: a cache of its own to 0.5.21, after that SGLang's only one, told to keep nothing."""
     params = importlib.import_module("sglang.srt.mem_cache.cache_init_params").CacheInitParams
     known = {"disable": True, "req_to_token_pool": rows, "token_to_kv_pool_allocator": allocator, "page_size": PAGE}
+    if importlib.util.find_spec("sglang.srt.mem_cache.chunk_cache"):
+        cache = importlib.import_module("sglang.srt.mem_cache.chunk_cache").ChunkCache
+    else:
+        cache = importlib.import_module("sglang.srt.mem_cache.unified_radix_cache").UnifiedRadixCache
+        full = importlib.import_module("sglang.srt.mem_cache.unified_cache.components").ComponentType.FULL
+        known["tree_components"] = (full,)
     return cache(params(**{name: known[name] for name in inspect.signature(params).parameters if name in known}))
 
 
