@@ -206,7 +206,7 @@ def _scheduler(device: str, requests: int, size: Size) -> SimpleNamespace:
 
 
 def _no_cache(rows, allocator):
-    """As with --disable-radix-cache: a cache of its own to 0.5.21, after that SGLang's only one, told to keep nothing."""
+    """As with --disable-radix-cache: a cache of its own to 0.5.21, then SGLang's only one, told to keep nothing."""
     params = importlib.import_module("sglang.srt.mem_cache.cache_init_params").CacheInitParams
     known = {"disable": True, "req_to_token_pool": rows, "token_to_kv_pool_allocator": allocator, "page_size": PAGE}
     if importlib.util.find_spec("sglang.srt.mem_cache.chunk_cache"):
