@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from . import config, installation, roles, upstream
+from . import config, installation, refusals, upstream
 from .overlays import OVERLAYS, speculative, speculative_guard
 from .patching import engine
 from .patching.outcome import Applied, Defective, Fixed, Refused
@@ -101,7 +101,7 @@ def left_out(server_args: Any) -> Iterator[str]:
 def _flags(given: Any, *, resolved: bool = False) -> Iterator[str]:
     """What can be told without the model."""
     yield from hisparse_config(getattr(given, "hisparse_config", None))
-    yield from map(str, roles.problems(given, lambda: roles.takes_tokens(installation.find().tree)))
+    yield from map(str, refusals.problems(given, lambda: refusals.takes_tokens(installation.find().tree)))
     if not limits.asked(given):
         return
     if _serves():

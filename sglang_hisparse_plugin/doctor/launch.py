@@ -37,6 +37,7 @@ FLAGS: dict[str, tuple[tuple[str, ...], Callable[[str], Any] | None]] = {
     "disable_radix_cache": (("--disable-radix-cache",), None),
     "hierarchical_cache": (("--enable-hierarchical-cache",), None),
     "enable_mixed_chunk": (("--enable-mixed-chunk",), None),
+    "enable_streaming_session": (("--enable-streaming-session",), None),
     "prefill_backend": (("--dsa-prefill-backend", "--nsa-prefill-backend"), str),
     "decode_backend": (("--dsa-decode-backend", "--nsa-decode-backend"), str),
     "disaggregation_mode": (("--disaggregation-mode",), str),

@@ -203,6 +203,11 @@ FLAGS: dict[str, tuple[list[str], str, str]] = {
         "error",
         "refused, for --disaggregation-transfer-backend nixl sends pages",
     ),
+    "streaming sessions": (
+        with_flags("--enable-streaming-session"),
+        "error",
+        "refused, for --enable-streaming-session keeps a request's KV",
+    ),
     "a prefill server": (
         with_flags("--disaggregation-mode", "prefill"),
         "error",

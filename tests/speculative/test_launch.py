@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from sglang_hisparse_plugin import config, installation, launch_check, roles
+from sglang_hisparse_plugin import config, installation, launch_check, refusals
 from sglang_hisparse_plugin.demo import releases
 from sglang_hisparse_plugin.speculative import limits
 
@@ -63,7 +63,7 @@ def test_the_models_own_top_k_counts() -> None:
 def test_who_brings_kv_to_a_decode_server(release: str, mode: str, backend: str, says: str) -> None:
     given = SimpleNamespace(disaggregation_mode=mode, disaggregation_transfer_backend=backend)
     tree = installation.find(releases.fetch(release)).tree
-    problems = [str(problem) for problem in roles.problems(given, lambda: roles.takes_tokens(tree))]
+    problems = [str(problem) for problem in refusals.problems(given, lambda: refusals.takes_tokens(tree))]
     assert len(problems) == bool(says) and all(says in problem for problem in problems)
 
 
@@ -73,8 +73,17 @@ def test_who_brings_kv_to_a_decode_server(release: str, mode: str, backend: str,
 @pytest.mark.parametrize("name", ["pp_size", "pipeline_parallel_size"])
 def test_pipeline_stages_decode_only_what_they_prefill(mode: str, stages: int, serves: bool, name: str) -> None:
     given = SimpleNamespace(disaggregation_mode=mode, **{name: stages})
-    problems = " ".join(map(str, roles.problems(given, lambda: False)))
+    problems = " ".join(map(str, refusals.problems(given, lambda: False)))
     assert ("use --tp-size instead" not in problems) == serves
+
+
+def test_a_streaming_session_is_refused_when_arguments_are_read(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        serve(monkeypatch, arguments(hisparse_config="{}", enable_streaming_session=True))
+    assert ended.value.code == 1 and "--enable-streaming-session keeps a request's KV" in capsys.readouterr().err
+    assert serve(monkeypatch, arguments(hisparse_config="{}", enable_streaming_session=False)) == "parsed"
 
 
 def arguments(**changed: Any) -> SimpleNamespace:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ... import roles
+from ... import refusals
 from ...sizing import formulas, shapes
 from ...sizing.layout import Layout
 from ..examine import Examined, Facts, Probe, Subject
@@ -62,7 +62,7 @@ def _judge_server(examined: Examined) -> Iterator[Finding]:
         )
     if launch.get("enable_mixed_chunk"):
         yield _mixed_chunk(examined)
-    for problem in roles.problems(launch.arguments, lambda: bool(sglang.get("takes_tokens"))):
+    for problem in refusals.problems(launch.arguments, lambda: bool(sglang.get("takes_tokens"))):
         yield error(f"refused, for {problem.what}", problem.remedy)
     yield from _judge_layout(examined)
     if launch.get("page_size") not in (None, PAGE):

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from ... import installation, roles, upstream
+from ... import installation, refusals, upstream
 from ...patching.source import SourceTree
 from .. import files
 from ..examine import Examined, Facts, Probe, Subject
@@ -49,7 +49,7 @@ def gather(subject: Subject) -> Facts:
         # The coordinator takes the model's index_topk from 0.5.12, --hisparse-config's top_k before.
         "top_k_from_model": "hisparse_top_k" in files.text(root / "sglang/srt/model_executor/model_runner.py"),
         "mixed_chunk_refused": "enable_mixed_chunk" in hook,
-        "takes_tokens": roles.takes_tokens(tree),
+        "takes_tokens": refusals.takes_tokens(tree),
         "speculative": "HiSparseSpecSwapManager" in files.text(root / "sglang/srt/managers/hisparse_coordinator.py"),
         "block_size": "swap_in_block_size" in files.text(root / "sglang/srt/mem_cache/sparsity/factory.py"),
     }

@@ -1,4 +1,4 @@
-"""What HiSparse does not go with on a server of PD disaggregation, by arguments alone. Standard library only.
+"""Arguments that HiSparse does not go with, and that SGLang takes. Standard library only.
 
 `launch_check` ends the server by it, and the doctor says it before.
 """
@@ -27,6 +27,16 @@ def problems(given: Any, by_token: Callable[[], bool]) -> Iterator[Problem]:
         given: as SGLang's parser or SGLang itself has made them.
         by_token: see `takes_tokens`; asked only where it matters.
     """
+    yield from _disaggregation(given, by_token)
+    if getattr(given, "enable_streaming_session", None):
+        yield Problem(
+            "--enable-streaming-session keeps a request's KV for the session's next turn, and HiSparse gives up at the "
+            "request's end where it is, so that the next turn would read other rows",
+            "leave it out; sessions that do not stream are computed anew, and right",
+        )
+
+
+def _disaggregation(given: Any, by_token: Callable[[], bool]) -> Iterator[Problem]:
     mode = getattr(given, "disaggregation_mode", None)
     if mode == "prefill":
         yield Problem(
