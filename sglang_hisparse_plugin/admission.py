@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from . import memory, upstream
+from .observe import events
 
 
 class Admission:
@@ -77,6 +78,12 @@ class Admission:
 
     def _subtract(self, needs: dict[str, int]) -> None:
         self.left = {name: slots - needs[name] for name, slots in self.left.items()}
+
+
+def never(coordinator: Any, req: Any, lacking: Sequence[str]) -> str:
+    """Count a request that these pools can never hold; what its client is told."""
+    events.refused(req, lacking[0])
+    return f"The request can never be served. {memory.too_small(coordinator, lacking)}"
 
 
 def _rest(req: Any) -> int:

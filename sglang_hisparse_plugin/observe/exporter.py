@@ -55,7 +55,7 @@ class Exporter:
 _ZEROES = (
     *((metrics.RETRACTIONS, stage) for stage in ("running", "staging")),
     (metrics.ABORTS, upstream.CLIENT),
-    *((metrics.REFUSED, reason) for reason in (upstream.BAD_REQUEST, metrics.QUEUE_FULL)),
+    *((metrics.REFUSED, reason) for reason in (upstream.BAD_REQUEST, metrics.QUEUE_FULL, *metrics.TOO_SMALL.values())),
 )
 
 

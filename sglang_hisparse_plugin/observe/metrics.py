@@ -59,6 +59,8 @@ REFUSED = Metric(
     ("reason",),
 )
 QUEUE_FULL = "queue_full"  #: reason of `REFUSED`
+#: Reasons of it, too: the pool in which a server that does nothing else has no room for the request.
+TOO_SMALL = {pool: f"{pool}_pool_too_small" for pool in ("device", "host", "logical")}
 ABORTS = Metric("aborts", "counter", "requests", "Requests aborted, in the waiting queue or later.", ("reason",))
 OVERLAY = Metric("overlay_info", "gauge", "1", "What became of an overlay of the plugin.", ("overlay", "outcome"))
 

@@ -6,8 +6,8 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
-from .. import memory, upstream
-from ..admission import Admission
+from .. import upstream
+from ..admission import Admission, never
 from ..patching.outcome import Defective, Fixed, Verdict
 from ..patching.overlay import Hook, Overlay
 from ..patching.source import SourceTree
@@ -43,7 +43,7 @@ def get_new_batch_prefill(original: Any, scheduler: Any, *args: Any, **kwargs: A
     idle = not admission.holders and not upstream.pass_in_flight(scheduler)
     if idle and not admission.admitted and admission.refused:
         req, lacking = admission.refused
-        upstream.refuse(scheduler, req, f"The request can never be served. {memory.too_small(c, lacking)}")
+        upstream.refuse(scheduler, req, never(c, req, lacking))
     return result
 
 

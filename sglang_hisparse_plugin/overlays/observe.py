@@ -78,7 +78,7 @@ def abort_on_queued_limit(original: Any, scheduler: Any, recv_req: Any) -> Any:
     """Count a request that a full queue turns away: the new one, or one that waits and matters less."""
     waiting = len(scheduler.waiting_queue)
     turned_away = original(scheduler, recv_req)
-    if scheduler.hisparse_coordinator is not None and not (turned_away and getattr(recv_req, COUNTED, False)):
+    if scheduler.hisparse_coordinator is not None and not (turned_away and getattr(recv_req, events.COUNTED, False)):
         events.count(metrics.REFUSED, metrics.QUEUE_FULL, int(turned_away) or waiting - len(scheduler.waiting_queue))
     return turned_away
 
@@ -96,21 +96,16 @@ def process_batch_result(original: Any, scheduler: Any, batch: Any, result: Any)
 def _count_abort(req: Any) -> None:
     """Count a request that was aborted, unless it was counted before, as that or as refused."""
     reason = upstream.abort_reason(req)
-    if reason is not None and not getattr(req, COUNTED, False):
-        setattr(req, COUNTED, True)
-        events.count(metrics.ABORTS, reason)
+    if reason is not None:
+        events.count_once(metrics.ABORTS, req, reason)
 
 
 def set_finish_with_abort(original: Any, req: Any, error_msg: str, *args: Any, **kwargs: Any) -> Any:
     """Count a request that is answered with an error before it ran. Its later end is no second one."""
     result = original(req, error_msg, *args, **kwargs)
-    if not getattr(req, COUNTED, False):
-        setattr(req, COUNTED, True)
-        events.count(metrics.REFUSED, upstream.abort_reason(req) or "other")
+    events.count_once(metrics.REFUSED, req, upstream.abort_reason(req) or "other")
     return result
 
-
-COUNTED = "hisparse_counted"  #: attribute of a request that was counted as refused or aborted
 
 _SHIMS: tuple[Around, ...] = (
     init,

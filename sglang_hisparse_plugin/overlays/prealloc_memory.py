@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from .. import memory, upstream
-from ..admission import Admission
+from ..admission import Admission, never
 from ..patching.outcome import Absent, Defective, Fixed, Verdict
 from ..patching.overlay import Hook, Overlay
 from ..patching.source import SourceTree
@@ -71,9 +71,9 @@ def pop_preallocated(original: Any, queue: Any, *args: Any, **kwargs: Any) -> An
     if scheduler.hisparse_coordinator is None or taken or failed or not _is_idle(scheduler):
         return result
     ready = [(entry, _too_small(queue, entry.req)) for entry in queue.queue if entry.waiting_for_input]
-    never = [(entry, names) for entry, names in ready if names]  # the rest may wait for their LoRA adapters
-    for entry, lacking in filter(None, never[:1] if ready else [queue.hisparse_lacking]):
-        message = f"The request can never be served. {memory.too_small(scheduler.hisparse_coordinator, lacking)}"
+    small = [(entry, names) for entry, names in ready if names]  # the rest may wait for their LoRA adapters
+    for entry, lacking in filter(None, small[:1] if ready else [queue.hisparse_lacking]):
+        message = never(scheduler.hisparse_coordinator, entry.req, lacking)
         abort = importlib.import_module(upstream.BATCH).FINISH_ABORT
         entry.req.finished_reason = abort(message, status_code=upstream.NEVER)  # answered in the next pass
     return result

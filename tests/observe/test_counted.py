@@ -13,12 +13,14 @@ import prometheus_client
 import pytest
 import torch
 
+from sglang_hisparse_plugin import memory, upstream
 from sglang_hisparse_plugin.config import Config
 from sglang_hisparse_plugin.kernels.counters import BYTES, COPIES, COUNTERS, HITS, MISSES, REQUESTS
 from sglang_hisparse_plugin.observe import counters, events, metrics, start, trace
 from sglang_hisparse_plugin.observe.exporter import Exporter
 from sglang_hisparse_plugin.observe.reporter import LogLine, Reporter
 from sglang_hisparse_plugin.observe.sample import Sample, groups
+from sglang_hisparse_plugin.overlays import admission_memory
 from sglang_hisparse_plugin.overlays import observe as observed
 from sglang_hisparse_plugin.overlays import swap_in as overlay
 
@@ -203,6 +205,7 @@ def test_counters_are_there_before_they_move() -> None:
         ("aborts_total", ("reason", "client")),
         ("refused_admissions_total", ("reason", "BadRequestError")),
         ("refused_admissions_total", ("reason", "queue_full")),
+        *(("refused_admissions_total", ("reason", f"{pool}_pool_too_small")) for pool in ("device", "host", "logical")),
     ):
         assert found[f"sglang:hisparse_{name}[{value}]"] == 0
 
@@ -305,6 +308,31 @@ def test_an_abort_in_prefill_is_counted_once(told: bool) -> None:
 
     observed.process_batch_result(within, SimpleNamespace(hisparse_coordinator=object()), batch, object())
     assert events.read() == {(metrics.ABORTS, "client"): 1}
+
+
+def test_a_request_that_can_never_be_served_is_counted_by_its_pool(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once, whatever becomes of it later; and not while somebody could make room."""
+    told: list[str] = []
+    monkeypatch.setattr(upstream, "refuse", lambda scheduler, req, message: told.append(message))
+    monkeypatch.setattr(upstream, "pass_in_flight", lambda scheduler: False)
+    monkeypatch.setattr(memory, "too_small", lambda coordinator, names: " and ".join(names))
+    req = SimpleNamespace()
+
+    def a_pass(holders: list[object]) -> None:
+        ended = SimpleNamespace(holders=holders, admitted=0, refused=(req, ["host", "logical"]))
+        monkeypatch.setattr(admission_memory, "Admission", lambda *_: ended)
+        scheduler = SimpleNamespace(
+            hisparse_coordinator=object(), running_batch=None, token_to_kv_pool_allocator=SimpleNamespace()
+        )
+        admission_memory.get_new_batch_prefill(lambda *_: None, scheduler)
+
+    a_pass(["somebody"])
+    assert not told and not events.read()
+    a_pass([])
+    assert told == ["The request can never be served. host and logical"]
+    assert events.read() == {(metrics.REFUSED, "host_pool_too_small"): 1}
+    events.count_once(metrics.ABORTS, req, "InternalServerError")
+    assert events.read() == {(metrics.REFUSED, "host_pool_too_small"): 1}
 
 
 def test_an_abort_in_staging_is_an_abort_and_no_retraction() -> None:
