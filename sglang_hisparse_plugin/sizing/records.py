@@ -1,6 +1,6 @@
 """One record per tensor that SGLang allocates for HiSparse: name, place, size, and the releases that have it so.
 
-Sources are given as class and file of the release that is named first; files move, see ``upstream.py``.
+Sources are given as class and file of the release that is named first; files move, see ``upstream``.
 """
 
 from __future__ import annotations
