@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from sglang_hisparse_plugin import provenance
 from sglang_hisparse_plugin.cli import main
 from sglang_hisparse_plugin.demo import checks, cpu, model, results
 from sglang_hisparse_plugin.demo.report import Report
@@ -174,19 +173,3 @@ def test_no_detail_is_cut_off_or_read_as_markup(monkeypatch: pytest.MonkeyPatch)
     results.show(Console(file=out, width=60), "cuda", [report((False, f"[red]{long}"))])
     assert out.getvalue().count("x") >= 300
     assert "[red]" in out.getvalue()
-
-
-def test_the_commit_is_that_of_the_checkout_itself(tmp_path: Path) -> None:
-    def git(*arguments: str) -> str:
-        identity = ["-c", "user.name=a", "-c", "user.email=a@b"]
-        command = ["git", "-C", str(tmp_path), *identity, *arguments]
-        return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
-
-    inside = tmp_path / "lib"
-    inside.mkdir()
-    assert provenance.commit(tmp_path) is None
-    git("init", "-q")
-    assert provenance.commit(tmp_path) is None, "no commit yet"
-    git("commit", "-q", "--allow-empty", "-m", "x")
-    assert provenance.commit(tmp_path) == git("rev-parse", "HEAD")
-    assert provenance.commit(inside) is None

@@ -1,0 +1,144 @@
+"""The command around a bench: a JSON with holes is refused, wrong use is said, and a run is reported as its file is."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from pages import RAW, RECORD, ROW, changed
+
+from sglang_hisparse_plugin import provenance
+from sglang_hisparse_plugin.cli import main
+from sglang_hisparse_plugin.report import ReportError, data, read_engine
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda raw: raw["cells"].pop(7), "lacks 1 of 252 cells of its grid: batch 2, misses 32"),
+        (lambda raw: raw["cells"].clear(), "has no cells"),
+        (lambda raw: raw["cells"].append(raw["cells"][0]), "twice"),
+        (lambda raw: raw["cells"][3].pop("us"), "cell 3 .*it lacks 'us'"),
+        (lambda raw: raw["cells"][3]["us"].pop("sglang 0.5.12"), "cell 3 .*us has plugin"),
+        (lambda raw: raw["cells"][3]["us"].update(plugin=0), "a time is not above 0"),
+        (lambda raw: raw["cells"][3].update(batch="many"), "cell 3 "),
+        (lambda raw: raw["cells"].__delitem__(slice(1, None)), "no cell of .* has a miss"),
+        (lambda raw: raw["cells"][3]["spread"].update(plugin=1), "cell 3 .*spread is no pair"),
+        (lambda raw: raw.update(copy_engine_gbps="x"), "is no number above 0"),
+        (lambda raw: raw["scattered_gbps"].update({"656": "x"}), "is no number above 0"),
+        (lambda raw: raw.pop("device"), "does not say device"),
+        (lambda raw: raw["scattered_gbps"].pop("656"), "no scattered_gbps of rows of 656 bytes"),
+    ],
+)
+def test_holes_are_named(change: Callable[[dict], object], said: str) -> None:
+    with pytest.raises(ReportError, match=said):
+        data.bench(changed(change))
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("{", "is no JSON"),
+        ("[]", "has no rows"),
+        ('{"rows": [{"release": "0.5.12"}]}', "row 0 .* lacks mode, kernel, concurrency"),
+        (json.dumps([{**ROW, "tokens_per_s": "fast"}]), "tokens_per_s is 'fast', which is no number"),
+    ],
+)
+def test_a_wrong_engine_file(text: str, said: str, tmp_path: Path) -> None:
+    (tmp_path / "run.json").write_text(text)
+    with pytest.raises(ReportError, match=said):
+        read_engine(tmp_path / "run.json")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--from=nowhere.json", "--report=out"], "cannot read nowhere.json"),
+        ([f"--from={RECORD}", "--engine=x"], "name its folder with --report"),
+        ([f"--from={RECORD}", "--quick"], "--from measures nothing"),
+        (["--json=no/folder/x.json"], "cannot write to no/folder/x.json"),
+        (["--json=.", f"--from={RECORD}"], "cannot write to .: Is a directory"),
+        (["--report=out"], "no CUDA device"),
+        ([f"--from={RECORD}", "--report=/dev/null/out"], "cannot write to /dev/null/out"),
+        ([f"--from={RECORD}", "--engine=nowhere.json", "--report=out"], "cannot read nowhere.json"),
+    ],
+)
+def test_wrong_use(
+    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    assert main(["bench", *arguments]) == 2
+    assert said in " ".join(capsys.readouterr().err.split()) and not list(tmp_path.iterdir())
+
+
+def test_without_matplotlib(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    assert main(["bench", f"--from={RECORD}", f"--report={tmp_path / 'out'}"]) == 2
+    assert "pip install 'sglang-hisparse-plugin[report]'" in " ".join(capsys.readouterr().err.split())
+
+
+@pytest.mark.parametrize("columns", [80, 120])
+def test_the_table_is_as_wide_as_the_terminal_and_loses_no_number(
+    columns: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    assert main(["bench", f"--from={RECORD}"]) == 0
+    shown = capsys.readouterr().out
+    assert max(map(len, shown.splitlines())) <= columns and "\u2026" not in shown
+    ours = [f"{cell['us']['plugin']:.1f}" for cell in RAW["cells"]]
+    rows = [words for line in shown.splitlines() if len(words := line.split()) > 6 and words[0].isdigit()]
+    assert sorted(row[2] for row in rows) == sorted(ours)
+    assert bool(re.search(r"us +spread", shown)) == (columns == 120)
+
+
+def test_json_is_printed_alone(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert main(["bench", f"--from={RECORD}", "--json", f"--report={tmp_path}"]) == 0
+    said = capsys.readouterr()
+    assert json.loads(said.out) == RAW and "Report: " in said.err
+    assert main(["bench", f"--from={RECORD}", f"--json={tmp_path / 'again.json'}"]) == 0
+    assert json.loads((tmp_path / "again.json").read_text()) == RAW
+    capsys.readouterr()
+    assert main(["bench", "--from=nowhere.json", "--json"]) == 2
+    assert "cannot read nowhere.json" in json.loads(capsys.readouterr().out)["error"]
+
+
+def test_a_run_on_a_gpu_is_reported_as_its_file_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the run only the device is not there: its times are those of the record."""
+    import torch
+
+    from sglang_hisparse_plugin.kernels import bench, build
+
+    times = {tuple(cell[axis] for axis in data.AXES): cell for cell in RAW["cells"]}
+    rates = {int(row): rate for row, rate in RAW["scattered_gbps"].items()}
+    machine = {"device": "X", "torch": "1", "cuda": "2", "copy_engine_gbps": 55.2, "scattered_gbps": rates}
+
+    def measured(cells, kernels, *, arena):
+        for cell in cells:
+            us = {name: times[cell]["us"]["plugin"] * (1 if name.startswith("plugin") else 2) for name in kernels}
+            yield bench.Result(cell, us, dict(us), dict(us))
+
+    stand_ins = {
+        "plugin_kernel": lambda: None,
+        "counting": lambda *_: None,
+        "installed_kernel": lambda: {"sglang 1": None},
+        "Arena": lambda *_: None,
+        "describe_machine": lambda *_: machine,
+        "measure": measured,
+    }
+    for name, stand_in in stand_ins.items():
+        monkeypatch.setattr(bench, name, stand_in)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    file = tmp_path / "run.json"
+    assert main(["bench", f"--report={tmp_path / 'live'}", f"--json={file}"]) == 0
+    assert main(["bench", f"--from={file}", f"--report={tmp_path / 'again'}"]) == 0
+    record = json.loads(file.read_text())
+    assert record["sources"] == build.source_digest() and len(record["sources"]) == 12
+    assert "commit" in record and record["commit"] == provenance.commit()
+    live, again = ((tmp_path / name / "index.html").read_text() for name in ("live", "again"))
+    assert live == again and live.count(">2.00</td>") == len(RAW["cells"])
