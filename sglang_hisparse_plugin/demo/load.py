@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import re
 import threading
 import time
 from collections import Counter
@@ -11,8 +10,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
-from . import checks, language, plan, walks
-from .client import Client, Reply
+from . import checks, language, manners, plan, walks
 from .report import Part, Report, make
 from .scales import Scale
 from .server import Server
@@ -20,9 +18,6 @@ from .setup import Launcher
 
 POOL = {"cpu": 2048, "cuda": 49152}  #: device tokens; the logical and host pools hold twice as many
 CLIENTS_PER_SLOT = 3
-REFUSED = re.compile(r"retracted", re.I)  #: by a PD decode server, and to be sent again; each request fits by itself
-GOOD = ("exact", "aborted", "disconnected", "refused")
-ABORTED = re.compile(r"abort", re.I)  #: what the answer to an abort says, if it says anything
 
 
 def small(scale: Scale) -> Scale:
@@ -36,7 +31,7 @@ class Outcome:
 
     kind: str
     what: str
-    """One of GOOD; anything else is a failure and says what."""
+    """One of `manners.GOOD`; anything else is a failure and says what."""
 
 
 @dataclass
@@ -56,14 +51,14 @@ class Tally:
         found: Counter[str] = Counter()
         for outcome, n in self.outcomes.items():
             found[outcome.what] += n
-        return {what: found[what] for what in GOOD}
+        return {what: found[what] for what in manners.GOOD}
 
     def all_kinds(self) -> bool:
         """Whether clients did everything that they do by themselves."""
         return all(count for what, count in self.counts.items() if what != "refused")
 
     def failures(self) -> list[str]:
-        return [f"{o.kind}: {o.what} ({n}x)" for o, n in self.outcomes.items() if o.what not in GOOD]
+        return [f"{o.kind}: {o.what} ({n}x)" for o, n in self.outcomes.items() if o.what not in manners.GOOD]
 
     def figures(self) -> dict[str, float]:
         return {"requests": self.outcomes.total(), **self.counts}
@@ -130,87 +125,12 @@ def drive(server: Server, scale: Scale, seconds: float, seed: int, progress: Cal
 
 def _client(server: Server, scale: Scale, rng: random.Random, end: float, tally: Tally) -> None:
     while time.monotonic() < end and server.alive:
-        kind = rng.choice(list(KINDS))
+        kind = rng.choice(list(manners.KINDS))
         tokens = language.prompt(rng.randint(*scale.crowd), rng.randrange(10**6))
         steps = rng.randint(1, scale.crowd_steps)
         request = server.client(tokens, steps)
         try:
-            what = KINDS[kind](request, rng)
+            what = manners.KINDS[kind](request, rng)
         except (OSError, ValueError) as error:
             what = f"no answer: {type(error).__name__}: {error}"
         tally.add(Outcome(kind, what))
-
-
-def _walk(request: Client, _: random.Random) -> str:
-    return judge(request, request.generate(), aborted=False)
-
-
-def _stream(request: Client, _: random.Random) -> str:
-    return judge(request, request.stream(), aborted=False)
-
-
-def _abort_streaming(request: Client, rng: random.Random) -> str:
-    """After a few tokens, or none."""
-    return judge(request, request.stream(rng.randint(0, request.steps), request.abort), aborted=True)
-
-
-def _abort_soon(request: Client, rng: random.Random) -> str:
-    """At any time: in the queue, in prefill, in staging, in decode, or when it has ended.
-
-    Again every second until there is an answer: an abort that overtakes its request is lost, and where the prefill
-    server alone has heard of it, the decode server waits for KV for 300 seconds.
-    """
-    answered = threading.Event()
-
-    def insist() -> None:
-        answered.wait(rng.expovariate(1.0))
-        while not answered.is_set():
-            request.abort(again=True)
-            answered.wait(1)
-
-    thread = threading.Thread(target=insist)
-    thread.start()
-    try:
-        return judge(request, request.generate(), aborted=True)
-    finally:
-        answered.set()
-        thread.join()
-
-
-def _leave_streaming(request: Client, rng: random.Random) -> str:
-    reply = request.stream(rng.randint(0, request.steps), request.leave)
-    return "disconnected" if reply.left and _prefix(request, reply) else judge(request, reply, aborted=False)
-
-
-def _leave_at_once(request: Client, rng: random.Random) -> str:
-    request.send_and_leave(rng.uniform(0, 1))
-    return "disconnected"
-
-
-KINDS = {
-    "walk": _walk,
-    "stream": _stream,
-    "abort while streaming": _abort_streaming,
-    "abort at any time": _abort_soon,
-    "leave while streaming": _leave_streaming,
-    "leave at once": _leave_at_once,
-}
-
-
-def judge(request: Client, reply: Reply, aborted: bool) -> str:
-    """What became of a request."""
-    right = language.walk(request.tokens, request.steps)
-    if reply.tokens == right:
-        return "exact"
-    if reply.ended == "abort" or reply.error:
-        if not _prefix(request, reply):
-            return "wrong tokens before its abort"
-        if aborted and (not reply.error or ABORTED.search(reply.error)):
-            return "aborted"
-        return "refused" if REFUSED.search(reply.error) else f"error: {reply.error[:200]}"
-    broken = next((i for i, (a, b) in enumerate(zip(reply.tokens, right, strict=False)) if a != b), len(reply.tokens))
-    return f"ended by {reply.ended or 'nothing'}, wrong from step {broken}"
-
-
-def _prefix(request: Client, reply: Reply) -> bool:
-    return reply.tokens == language.walk(request.tokens, request.steps)[: len(reply.tokens)]

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import re
 import threading
 
 from .. import installation
 from ..overlays import late_transfer
-from . import checks, load, pd_events, pd_probe, plan, walks
-from .pd_servers import Pair, transport
+from . import checks, load, manners, pd_events, pd_probe, pd_transport, plan, walks
+from .pd_servers import Pair
 from .report import Report, make
 from .setup import Launcher
 from .walks import Prompt, Walk
@@ -17,7 +16,6 @@ LOAD_SECONDS = 15.0
 TRIES = 100  #: of a request that is retracted each time
 RETRACT = "pd-retract"  #: the overlay that lets a decode server live through a retraction
 LATE = late_transfer.OVERLAY.id  #: the overlay that keeps slots until nobody writes to them any more
-RETRACTED = re.compile("retract", re.I)  #: the error of a request that is to be sent again
 
 
 def run(launcher: Launcher) -> Report:
@@ -28,7 +26,7 @@ def run(launcher: Launcher) -> Report:
 
 
 def _apart(launcher: Launcher, report: Report) -> None:
-    carrier = transport(launcher)
+    carrier = pd_transport.find(launcher)
     name = "Mooncake brings the KV from server to server, by TCP over loopback"
     without = f"it does not run here: {carrier.detail}. SGLang's `fake` backend serves instead, which brings no KV"
     report.add(name, True if carrier.carries else None, carrier.detail if carrier.carries else without)
@@ -127,7 +125,7 @@ def _retracted(report: Report, pair: Pair, prompts: list[Prompt]) -> list[Walk]:
         for _ in range(TRIES):
             request = pair.request(*prompt)
             reply = walks.reply(request.generate)
-            if not RETRACTED.search(reply.error):
+            if not manners.RETRACTED.search(reply.error):
                 break
             with lock:
                 again += 1

@@ -8,7 +8,7 @@ from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from functools import partial
 
-from . import checks, language, load, probe, walks
+from . import checks, language, manners, probe, walks
 from .patience import Deadline
 from .pd_servers import Pair
 from .report import Report
@@ -31,7 +31,7 @@ def aborted_while_waiting(report: Report, pair: Pair, scale: Scale, meanwhile: C
         at_prefill.abort()
         meanwhile()
         for where, client, reply in zip(("decode", "prefill"), (at_decode, at_prefill), replies, strict=True):
-            what = load.judge(client, reply.result(), aborted=True)
+            what = manners.judge(client, reply.result(), aborted=True)
             report.add(f"aborted while it waits at the {where} server: answered so", what == "aborted", what)
     balance(report, pair, "after aborts")
 
@@ -90,7 +90,7 @@ def comes_late(pair: Pair, scale: Scale, told: bool) -> Late:
         if told:
             late.abort()
         seconds, unsent = sent.result() if sent else (0.0, "")
-        what = load.judge(gone, given_up.result(), aborted=True)
+        what = manners.judge(gone, given_up.result(), aborted=True)
         return Late(walk, what, seconds, after > scale.steps, unsent)
 
 

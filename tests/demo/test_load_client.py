@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sglang_hisparse_plugin.demo import language, load
+from sglang_hisparse_plugin.demo import language, manners
 from sglang_hisparse_plugin.demo.client import Client, Reply, _add
 
 PROMPT = language.prompt(100, seed=1)
@@ -28,7 +28,7 @@ def test_tokens_sent_again_must_be_the_same() -> None:
 
 
 def judged(reply: Reply, aborted: bool = False) -> str:
-    return load.judge(Client("", "r", PROMPT, len(RIGHT), 1), reply, aborted)
+    return manners.judge(Client("", "r", PROMPT, len(RIGHT), 1), reply, aborted)
 
 
 def test_verdicts() -> None:

@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 import torch
 
-from sglang_hisparse_plugin.demo import language, load, pd, pd_events, pd_probe, pd_servers, weights
-from sglang_hisparse_plugin.demo.pd_servers import Pair, Transport
+from sglang_hisparse_plugin.demo import language, manners, pd, pd_events, pd_probe, pd_servers, pd_transport, weights
+from sglang_hisparse_plugin.demo.pd_servers import Pair
+from sglang_hisparse_plugin.demo.pd_transport import Transport
 from sglang_hisparse_plugin.demo.report import Report
 from sglang_hisparse_plugin.demo.scales import CPU
 from sglang_hisparse_plugin.demo.server import Server
@@ -127,7 +128,7 @@ def test_an_abort_that_the_decode_server_missed_is_sent_again(pair: Pair, peers:
     for peer in peers:
         peer.waiting = True
     peers[0].deaf = 1
-    assert load.KINDS["abort at any time"](pair.request(PROMPT, 4), random.Random(0)) == "aborted"
+    assert manners.KINDS["abort at any time"](pair.request(PROMPT, 4), random.Random(0)) == "aborted"
     assert len(peers[0].aborts) == 2
 
 
@@ -157,7 +158,7 @@ def test_why_there_is_no_transport(launcher: Launcher, monkeypatch: pytest.Monke
     (tmp_path / "mooncake").mkdir()
     (tmp_path / "mooncake" / "__init__.py").write_text("raise ImportError('libibverbs.so.1: no such file')")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    found = pd_servers.transport(launcher)
+    found = pd_transport.find(launcher)
     assert (found.backend, found.carries) == ("fake", False)
     assert "libibverbs.so.1: no such file" in found.detail
     assert "Install mooncake" in found.detail

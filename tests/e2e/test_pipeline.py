@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from sglang_hisparse_plugin.demo import checks, language, load, model, releases, scales, setup
+from sglang_hisparse_plugin.demo import checks, language, manners, model, releases, scales, setup
 from sglang_hisparse_plugin.demo.report import Report
 
 RELEASES = os.environ.get("RANKS_RELEASES", "0.5.12").split(",")
@@ -29,7 +29,7 @@ def test_two_stages(release: str, tmp_path: Path) -> None:
         checks.with_plugin(launcher, report, server, "two stages")
         clients = [server.client(language.prompt(700, seed=i), 200) for i in range(ABORTED)]
         with ThreadPoolExecutor(ABORTED) as pool:
-            ends = [pool.submit(load._abort_soon, client, random.Random(i)) for i, client in enumerate(clients)]
+            ends = [pool.submit(manners.abort_soon, client, random.Random(i)) for i, client in enumerate(clients)]
         outcomes = [end.result() for end in ends]
         assert set(outcomes) <= {"aborted", "exact"} and "aborted" in outcomes, outcomes
         checks.pools_balance(report, server, "pools of both stages are balanced after aborts")
