@@ -162,5 +162,6 @@ class VerifyRows:
         home = torch.where(positions < c.device_buffer_size, place, tail)
         host = c.req_to_host_pool[slots, positions]
         c.mem_pool_device.transfer_values_on_device(home.flatten(), tail.flatten())
-        c.mem_pool_device.full_to_hisparse_device_index_mapping[batch.out_cache_loc] = 0
+        # not `[...] = 0`, which copies a number from the host and waits until the verification has ended
+        c.mem_pool_device.full_to_hisparse_device_index_mapping.index_fill_(0, batch.out_cache_loc, 0)
         upstream.back_up(c, host.flatten(), tail.flatten())
