@@ -1,6 +1,6 @@
 """Where things live in which SGLang release. Nothing else knows; SGLang is imported only when a function runs."""
 
-from .arguments import draft_tokens, finds_next_token_layer, is_resolved, model_and_top_k, resolved
+from .arguments import draft_tokens, finds_next_token_layer, is_on, is_resolved, model_and_top_k, resolved
 from .memory import (
     back_up,
     device_tokens,

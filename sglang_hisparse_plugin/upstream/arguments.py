@@ -48,3 +48,8 @@ def model_and_top_k(server_args: Any, tree: SourceTree, top_k: int) -> tuple[lis
     if tree.mentions("sglang.srt.model_executor.model_runner", "hisparse_top_k"):
         top_k = getattr(model.hf_text_config, "index_topk", top_k)
     return list(model.hf_config.architectures or ()), int(top_k)
+
+
+def is_on() -> bool:
+    """Whether this process serves with HiSparse; for a function that sees neither scheduler nor coordinator."""
+    return bool(sys.modules["sglang.srt.server_args"].get_global_server_args().enable_hisparse)

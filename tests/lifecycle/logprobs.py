@@ -5,6 +5,8 @@ A model's logits here are `HEIGHT` for the right next token and 0 for every othe
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -12,6 +14,8 @@ from dataclasses import dataclass, field
 import torch
 from sglang.srt.layers.logits_processor import LogitsProcessorOutput
 from sglang.srt.managers.schedule_batch import Req
+
+from sglang_hisparse_plugin import upstream
 
 from .server import VOCABULARY
 
@@ -74,13 +78,26 @@ def sampled(sampler, batch, lengths: list[int], tokens: torch.Tensor) -> LogitsP
     logits = torch.zeros(len(tokens), VOCABULARY).scatter_(1, tokens[:, None], HEIGHT)
     output = LogitsProcessorOutput(next_token_logits=logits)
     if not batch.forward_mode.is_decode():  # of the prompt nobody wants any, but of what was retracted SGLang counts
-        starts = batch.extend_logprob_start_lens
-        output.input_token_logprobs = torch.zeros(sum(n - at for n, at in zip(lengths, starts, strict=True)))
+        counts = [n - at for n, at in zip(lengths, batch.extend_logprob_start_lens, strict=True)]
+        output.input_token_logprobs = torch.zeros(sum(counts))
+        if any(batch.token_ids_logprobs):
+            output.input_token_ids_logprobs_val, output.input_token_ids_logprobs_idx = _of_prompts(
+                batch.token_ids_logprobs, counts
+            )
     wanted = batch.top_logprobs_nums, batch.token_ids_logprobs
     found = sampler(output, batch.sampling_info, True, *wanted, batch.seq_lens - 1)
     assert found.equal(tokens), f"SGLang's sampler found {found}, not {tokens}"
     output.next_token_logits = None
     return output
+
+
+def _of_prompts(named: list[list[int] | None], counts: list[int]) -> tuple[list, list]:
+    """Of so many tokens of each prompt, as SGLang's own `LogitsProcessor` looks them up; all are alike here."""
+    gather = next(filter(None, (importlib.util.find_spec(module) for module in upstream.LOGPROBS)))
+    module = importlib.import_module(gather.name)
+    return module.get_token_ids_logprobs_raw(
+        torch.zeros(sum(counts), VOCABULARY), named, module.LogprobStage.PREFILL, counts
+    )
 
 
 def no_prompt(req: Req) -> None:

@@ -45,6 +45,16 @@ def named_beside_none(w: World) -> None:
 
 
 @scenario
+def prompts_beside_none(w: World) -> None:
+    """Two prompts are computed together, and their logprobs wanted; one names tokens, the other does not."""
+    wanted = {"some": Wanted(), "named": Wanted(ids=[5, 17])}
+    _ask(w, **wanted)
+    for req in w.requests.values():
+        req.logprob_start_len = 0
+    _answered(w, **wanted)
+
+
+@scenario
 def joins_as_prefilled(w: World) -> None:
     """The batch out of staging is in each field the one that was prefilled, which SGLang merges without HiSparse."""
     _ask(w, none=None, some=Wanted(), best=Wanted(top=3))

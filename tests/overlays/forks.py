@@ -67,6 +67,16 @@ JOINING = (
     Fork("logprob-ids", "more parameters", OLD, SCHEDULER, JOIN, "(self, reqs)", "(self, reqs, chunk)", "chunk"),
     Fork(
         "logprob-none",
+        "another stage",
+        OLD,
+        LOGPROB,
+        "get_token_ids_logprobs_raw",
+        "stage == LogprobStage.DECODE:",
+        "stage.decodes:",
+        "0 such tensors",
+    ),
+    Fork(
+        "logprob-none",
         "another filler",
         OLD,
         LOGPROB,
