@@ -85,7 +85,11 @@ DEFECTS: dict[str, tuple[tuple[tuple[str, ...], str], ...]] = {
     "abort-slow-transfer": ((ALL, DECODED),),
     "logprobs-beside-none": ((_span("0.5.10", "0.5.20"), TO_LIST),),
     "named-beside-none": ((_span("0.5.10", "0.5.20"), TO_LIST), (("0.5.23",), "logprobs of the ids")),
-    "prompts-beside-none": ((_span("0.5.10", "0.5.15"), "cannot be interpreted as an integer"),),
+    "prompts-beside-none": (
+        (_span("0.5.10", "0.5.15"), "cannot be interpreted as an integer"),
+        (_span("0.5.18", "0.5.20"), TO_LIST),
+        (("0.5.23",), "logprobs of the ids"),
+    ),
     "names-tokens": ((ALL, "logprobs of the ids"),),
     "joins-as-prefilled": ((ALL, "token_ids_logprobs is"),),
     "mrope-positions": ((ALL, "'NoneType' object is not"),),
