@@ -119,8 +119,7 @@ def prepare_for_decode(original: Any, *args: Any) -> Any:
     with _logical(batch.hisparse_coordinator, batch.tree_cache):
         result = original(*args)
     if rows := _rows(batch.hisparse_coordinator):
-        for req in batch.reqs:
-            rows.reserve(upstream.slot(req), upstream.allocated_len(req))
+        rows.prepare((upstream.slot(req), upstream.allocated_len(req)) for req in batch.reqs)
     return result
 
 
@@ -136,8 +135,8 @@ def draft_v1(original: Any, worker: Any, batch: Any) -> Any:
 def verify_v1(original: Any, worker: Any, batch: Any, *drafts: Any) -> Any:
     """Spec v1 takes slots for the draft tokens, and gives back what was rejected."""
     if (rows := _rows(batch.hisparse_coordinator)) and not batch.forward_mode.is_idle():
-        for req, length in zip(batch.reqs, batch.seq_lens_cpu.tolist(), strict=True):
-            rows.reserve(upstream.slot(req), length + rows.steps)
+        lengths = zip(batch.reqs, batch.seq_lens_cpu.tolist(), strict=True)
+        rows.prepare((upstream.slot(req), length + rows.steps) for req, length in lengths)
     with _logical(batch.hisparse_coordinator, worker, batch.tree_cache):
         return original(worker, batch, *drafts)
 

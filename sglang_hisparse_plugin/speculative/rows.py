@@ -12,6 +12,8 @@ end of the sequence, where nothing reads, and the next step writes over it.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -20,6 +22,15 @@ from torch import Tensor
 from .. import upstream
 from ..kernels.swap_in import swap_in
 from ..observe import start
+
+
+@dataclass(frozen=True)
+class _Batch:
+    """As much of SGLang's batch as is looked at."""
+
+    req_pool_indices: Tensor
+    seq_lens: Tensor
+    out_cache_loc: Tensor
 
 
 class VerifyRows:
@@ -41,6 +52,7 @@ class VerifyRows:
         self.locs = torch.full((slots, steps, coordinator.top_k), -1, dtype=torch.int32, device=device)
         self._columns = coordinator.device_buffer_size + 1 + torch.arange(steps, device=device)
         self._steps = torch.arange(steps, device=device)
+        self._left: set[int] = set()
         counted = upstream.host_reserved(coordinator)
         self._counts = counted is None
         self._reserved = torch.zeros(slots, dtype=torch.int64) if counted is None else counted
@@ -69,6 +81,16 @@ class VerifyRows:
         c.req_device_buffer_token_locs[:, slot, held:] = rows.to(torch.int32)
         c.req_device_buffer_size[slot] = c.padded_buffer_size
 
+    def prepare(self, lengths: Iterable[tuple[int, int]]) -> None:
+        """A step is scheduled: each request of it, by slot, is to have host slots for so many positions.
+
+        Raises:
+            RuntimeError: the host pool is empty.
+        """
+        self._left.clear()
+        for slot, length in lengths:
+            self.reserve(slot, length)
+
     def reserve(self, slot: int, length: int) -> None:
         """Give every position below `length` a host slot, a page at a time; positions keep theirs until `close`.
 
@@ -91,6 +113,7 @@ class VerifyRows:
 
     def close(self, slot: int, tokens: int) -> None:
         """A request of `tokens` logical slots ends: free the host slots past them, if nobody else counts them."""
+        self._left.add(slot)
         if self._counts:
             upstream.free_host(self.coordinator, slot, tokens, int(self._reserved[slot]))
             self._reserved[slot] = 0
@@ -98,13 +121,17 @@ class VerifyRows:
     def bind(self, batch: Any) -> None:
         """Before a verification: what is written to the draft tokens' logical slots goes to the tail.
 
+        Requests that have been closed since `prepare` select nothing.
+
         Args:
             batch: req_pool_indices and seq_lens [requests] int64, the committed tokens of each; out_cache_loc
                 [requests * steps] int64.
         """
         c = self.coordinator
         self.lengths.zero_()  # what DP attention pads with without CUDA graphs counts as real, and must select nothing
-        self.lengths[:, : batch.seq_lens.size(0)] = batch.seq_lens + self._steps.unsqueeze(1) + 1
+        lengths = batch.seq_lens + self._steps.unsqueeze(1) + 1
+        self.lengths[:, : batch.seq_lens.size(0)] = lengths * self._stays(batch) if self._left else lengths
+        batch = self._staying(batch)
         tail = c.req_to_device_buffer[batch.req_pool_indices.unsqueeze(1), self._columns]
         c.mem_pool_device.full_to_hisparse_device_index_mapping[batch.out_cache_loc] = tail.flatten()
         upstream.settled(c)
@@ -154,7 +181,9 @@ class VerifyRows:
         Args:
             batch: as for `bind`, of which nothing has changed.
         """
-        c = self.coordinator
+        c, batch = self.coordinator, self._staying(batch)
+        if not batch.seq_lens.size(0):
+            return  # a copy of nothing is no kernel that could be launched
         slots = batch.req_pool_indices.unsqueeze(1)
         positions = batch.seq_lens.unsqueeze(1) + self._steps
         tail = c.req_to_device_buffer[slots, self._columns]
@@ -165,3 +194,21 @@ class VerifyRows:
         # not `[...] = 0`, which copies a number from the host and waits until the verification has ended
         c.mem_pool_device.full_to_hisparse_device_index_mapping.index_fill_(0, batch.out_cache_loc, 0)
         upstream.back_up(c, host.flatten(), tail.flatten())
+
+    def _staying(self, batch: Any) -> Any:
+        """Without the requests that were closed after the step was scheduled: their slots are nobody's or another's.
+
+        The overlap scheduler has the next step scheduled when it looks at the result of one, in which a request may
+        end; and where a grammar is to be obeyed, SGLang looks before it runs that step. Only then does this wait for
+        the device.
+        """
+        if not self._left:
+            return batch
+        stays = self._stays(batch)
+        locs = batch.out_cache_loc.view(-1, self.steps)[stays].flatten()
+        return _Batch(batch.req_pool_indices[stays], batch.seq_lens[stays], locs)
+
+    def _stays(self, batch: Any) -> Tensor:
+        """[requests] bool."""
+        slots = batch.req_pool_indices
+        return torch.isin(slots, torch.tensor([*self._left], device=slots.device), invert=True)

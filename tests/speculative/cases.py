@@ -23,7 +23,7 @@ def operations(seed: int, count: int = STEPS_PER_CASE) -> list[Operation]:
     """Mostly verifications; now and then a request comes or goes, before, after or in the middle of one."""
     chance = random.Random(seed)
     kinds = ["step"] * 40 + ["padded"] * 4 + ["admit"] * 5 + ["audit"] * 2
-    kinds += [kind + where for kind in LEAVING for where in ("", " in a step")]
+    kinds += [kind + where for kind in LEAVING for where in ("", " in a step")] + ["gone before a step"] * 2
     return [(chance.choice(kinds), chance.randrange(1 << 30)) for _ in range(count)]
 
 
@@ -49,6 +49,8 @@ def _perform(rig: Rig, kind: str, chance: random.Random) -> None:
         rig.audit()
     elif kind in LEAVING:
         getattr(rig, kind)(chance.choice(rig.requests))
+    elif kind == "gone before a step":
+        rig.step(chance, finish=chance.randrange(len(rig.requests)))
     else:
         leave = kind.partition(" ")[0] if kind.endswith("in a step") else ""
         rig.step(chance, leave, padding=min(2, SLOTS - len(rig.requests)) if kind == "padded" else 0)
@@ -149,6 +151,23 @@ def leaving(scheduler: object) -> dict[str, object]:
     }
 
 
+def gone(scheduler: object) -> dict[str, object]:
+    """A request ends between the scheduling of a step and the step: one of several, at each place, and the only one."""
+    rig = Rig(scheduler, 3)
+    for place in (0, 1, 2, 0, 1):
+        while len(rig.requests) < 3:
+            rig.admit(HOT_BUFFER - 1)
+            rig.step(random.Random(place))
+        rig.step(random.Random(place), finish=place)
+        rig.audit()
+        rig.step(random.Random(place))
+    for _ in range(3):
+        rig.step(random.Random(1), finish=0)
+        rig.audit()
+    rig.end()
+    return {"found": [*rig.findings()], "answered": rig.answered}
+
+
 def addresses(scheduler: object) -> dict[str, object]:
     """What a CUDA graph would capture: the tensors of the op's calls, before and after `bind`, step by step."""
     from sglang_hisparse_plugin.speculative import rows
@@ -238,6 +257,7 @@ CASES: dict[str, Callable[[object], dict[str, object]]] = {
     "about-the-hot-buffer": one_by_one,
     "full": full,
     "leaving": leaving,
+    "gone": gone,
     "addresses": addresses,
     "control-host-row": host_row,
     "control-no-settle": no_settle,

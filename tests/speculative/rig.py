@@ -161,42 +161,52 @@ class Rig:
 
     # --- a step ---
 
-    def step(self, chance: random.Random, leave: str = "", padding: int = 0) -> None:
+    def step(self, chance: random.Random, leave: str = "", padding: int = 0, finish: int | None = None) -> None:
         """One verification of every request.
 
         Args:
             leave: "finish", "retract", "preempt" or "abort": what happens to the first request between its queries and
                 their end. One that is aborted stays until then.
             padding: rows of the batch that belong to no request.
+            finish: the place of one that ends when the batch has been made and before it is run, as a request with a
+                grammar may. Another takes what it leaves, if there is one.
         """
-        for request in self.requests:
-            self._reserve(request, request.length + self.steps)
-        batch = self._batch()
+        self.rows.prepare([self._reserve(request, request.length + self.steps) for request in self.requests])
+        batch, verified = self._batch(), [*self.requests]
+        if finish is not None:
+            self.finish(verified[finish])
+            self.admit(2 * HOT_BUFFER)
+        before = self.pools.mapping.clone()
         self.rows.bind(batch)
-        for i, request in enumerate(self.requests):
+        for i, request in enumerate(verified):
+            locs = batch.out_cache_loc.view(-1, self.steps)[i]
+            if request not in self.requests:
+                if not torch.equal(self.pools.mapping[locs], before[locs]):
+                    self.found.append(f"{request.req.rid} is gone, and its draft tokens are given rows")
+                continue
             drafts = range(request.length, request.length + self.steps)
-            self._write(request, drafts, self.pools.mapping[batch.out_cache_loc.view(-1, self.steps)[i]])
+            self._write(request, drafts, self.pools.mapping[locs])
             self.boundary += drafts[0] <= HOT_BUFFER < drafts[-1]
-        self._attend(batch, chance, padding)
+        self._attend(batch, verified, chance, padding)
         if leave == "abort":
             self.mark_aborted(self.requests[0])
         elif leave:
             getattr(self, leave)(self.requests[0])
             batch = self._batch()
-        if self.requests and not self.skip_settle:
+        if not self.skip_settle:
             self.rows.settle(batch)
             if bool(self.pools.mapping[batch.out_cache_loc].any()):
                 self.found.append("a draft token's logical slot still leads to a device row")
         self.skip_settle = False
         upstream.settled(self.coordinator)
-        for request in self.requests:
+        for request in [each for each in verified if each in self.requests]:
             request.length += chance.randint(1, self.steps)
             self._check_host(request)
         if leave == "abort":
             self._end_aborted()
 
-    def _reserve(self, request: Request, length: int) -> None:
-        """Logical slots as spec v2 takes them, a page at a time, and host slots as `prepare_for_decode` does."""
+    def _reserve(self, request: Request, length: int) -> tuple[int, int]:
+        """Logical slots as spec v2 takes them, a page at a time; its slot, and how many it has now."""
         slot, table = slot_of(request.req), self.scheduler.req_to_token_pool.req_to_token
         have = upstream.allocated_len(request.req)
         for position in range(have, length):
@@ -204,7 +214,7 @@ class Rig:
             table[slot, position] = self.pools.logical.alloc(PAGE)[0] if first else table[slot, position - 1] + 1
         holder = request.req if hasattr(request.req, "kv_allocated_len") else request.req.kv
         holder.kv_allocated_len = max(have, length)
-        self.rows.reserve(slot, holder.kv_allocated_len)
+        return slot, holder.kv_allocated_len
 
     def _batch(self) -> SimpleNamespace:
         slots = torch.tensor([slot_of(request.req) for request in self.requests], dtype=torch.int64)
@@ -224,9 +234,9 @@ class Rig:
         for layer, rows in enumerate(self.pools.device_rows()):
             rows[where] = content(numbers, layer)
 
-    def _attend(self, batch, chance: random.Random, padding: int) -> None:
+    def _attend(self, batch, verified: list[Request], chance: random.Random, padding: int) -> None:
         """Ask for random tokens in every layer, and look at all answers when the last query has its."""
-        count = len(self.requests)
+        count = len(verified)
         self.coordinator.num_real_reqs.fill_(count)
         asked = batch
         if padding:
@@ -236,15 +246,19 @@ class Rig:
             self.rows.lengths[:, count : count + padding] = 1
         for layer, rows in enumerate(self.pools.device_rows()):
             selected = torch.full(((count + padding) * self.steps, TOP_K), -1, dtype=torch.int32)
-            for i, request in enumerate(self.requests):
+            for i, request in enumerate(verified):
                 for step in range(self.steps):
                     chosen = self._select(request.length + step + 1, chance)
                     selected[i * self.steps + step] = torch.tensor(chosen, dtype=torch.int32)
             locs = self.rows.swap_in(layer, asked, selected)
             if bool((locs[selected < 0] != -1).any()):
                 self.found.append("nothing was asked for and a row was answered")
-            for i, request in enumerate(self.requests):
+            for i, request in enumerate(verified):
                 mine = slice(i * self.steps, (i + 1) * self.steps)
+                if request not in self.requests:
+                    if bool((locs[mine] != -1).any()):
+                        self.found.append(f"{request.req.rid} is gone and reads rows")
+                    continue
                 wanted = selected[mine] >= 0
                 positions, got = selected[mine][wanted].tolist(), locs[mine][wanted].long()
                 right = content(torch.tensor([request.rows[p] for p in positions], dtype=torch.int64), layer)

@@ -25,6 +25,7 @@ EXACT = [f"random-{n}-drafts-{seed}" for n in DRAFTS for seed in SEEDS] + [
     "about-the-hot-buffer",
     "full",
     "leaving",
+    "gone",
     "addresses",
 ]
 #: what a case must have come across
