@@ -31,10 +31,11 @@ from rich.console import Console
 from table_record import MODES, Cell, Load, Mode, Record
 
 from sglang_hisparse_plugin import installation
-from sglang_hisparse_plugin.demo import language, model, releases, scales, setup, sizes
+from sglang_hisparse_plugin.demo import language, model, releases, scales, setup
 from sglang_hisparse_plugin.demo.server import Server, ServerFailed, stop_all
+from sglang_hisparse_plugin.demo.sizes import Dims
 
-V32 = sizes.Dims(
+V32 = Dims(
     heads=128,
     kv_lora_rank=512,
     qk_nope_head_dim=128,
