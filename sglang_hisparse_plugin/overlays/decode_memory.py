@@ -8,6 +8,7 @@ from .. import memory, upstream
 from ..patching.outcome import Defective, Fixed, Verdict
 from ..patching.overlay import Hook, Overlay
 from ..patching.source import SourceTree
+from . import retry_later
 from .probing import existing, expect, expect_hookable, expect_no_callee_looks_at, looks_at, probe
 
 #: How SGLang's abort of a request that is alone begins.
@@ -47,16 +48,18 @@ def check_decode_mem(original: Any, batch: Any, selected_indices: Any = None) ->
 
 
 def update_running_batch(original: Any, scheduler: Any, batch: Any) -> Any:
-    """Requests in staging are younger than those that decode: they are retracted first."""
+    """Requests in staging, or that came with their KV, are younger than those that decode: they are retracted first."""
     c = scheduler.hisparse_coordinator
     if c is not None and batch.hisparse_coordinator is not None:
         going_on = [i for i, req in enumerate(batch.reqs) if not req.finished()]
-        for act in reversed(list(c.ack_staging_queue)):
+        for req in reversed([*(act.req for act in c.ack_staging_queue), *upstream.transferred(scheduler)]):
             if batch.check_decode_mem(going_on):
                 break
-            upstream.retract(scheduler, [act.req])
+            for lost in upstream.retract(scheduler, [req]):
+                retry_later.answer(scheduler, lost)
         mine = set(map(id, batch.reqs))
-        batch.hisparse_others = any(id(req) not in mine for req in upstream.holders(scheduler))
+        others = any(id(req) not in mine for req in upstream.holders(scheduler))
+        batch.hisparse_others = others or upstream.transfers(scheduler)
     return original(scheduler, batch)
 
 
@@ -66,7 +69,9 @@ def retract_decode(original: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
     c = batch.hisparse_coordinator
     alone = [req for req in aborted if req.to_finish.message.startswith(ALONE)] if c is not None else []
     for req in alone:
-        if getattr(batch, "hisparse_others", False):
+        if getattr(batch, "hisparse_others", False) and not upstream.resumable(batch, req):
+            req.to_finish = retry_later.reason()
+        elif getattr(batch, "hisparse_others", False):
             req.to_finish = None
             aborted.remove(req)
             retracted.append(req)
@@ -83,7 +88,7 @@ OVERLAY = Overlay(
         "hot buffer grows. check_decode_mem compares the smaller of the logical and the device pool with the logical "
         "slots: it retracts though a full buffer needs nothing, and what is taken of the host and the device pool is "
         "found out by an exception that ends the scheduler. The hooks ask each pool for what the step takes of it, "
-        "retract requests in staging before those that decode, and name the pool when a request is aborted."
+        "retract requests that do not decode yet before those that do, and name the pool when a request is aborted."
     ),
     loses="the server dies as soon as the host pool is full, and retracts requests while the device pool is",
     rows=("host-exhausted", "spurious-retract"),

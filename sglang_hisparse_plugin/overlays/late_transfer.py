@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import logging
 import math
 import time
 from typing import Any
@@ -12,13 +13,20 @@ from ..patching.outcome import Absent, Defective, Fixed, Verdict
 from ..patching.overlay import Hook, Overlay
 from ..patching.source import SourceTree
 from . import given_up
+from .meanwhile import meanwhile
 from .probing import existing, expect, expect_hookable, probe
 
 QUEUE = "DecodeTransferQueue"
 SWITCH = "SGLANG_DISAGGREGATION_DEFERRED_DECODE_KV_RELEASE"
 #: Seconds after which a transfer that nobody hears of any more is taken to be over, unless `config` says another
-#: number; SGLang, from 0.5.21, waits as long.
+#: number; SGLang, from 0.5.21, waits as long. After half of them a prefill worker that does not know is told.
 PATIENCE = 30.0
+UNHEARD = (
+    "HiSparse: request %s was aborted during its transfer %.0f s ago, and its prefill server has not said that it is "
+    "done. The %d host rows are given to others now. Should the prefill server still be sending what it had begun to, "
+    "that corrupts the KV of others: if it can take so long, set %s to more seconds"
+)
+logger = logging.getLogger(__name__)
 
 
 @probe
@@ -56,11 +64,37 @@ def pop_transferred(original: Any, queue: Any, *args: Any, **kwargs: Any) -> Any
 
 
 def _is_over(entry: Any) -> bool:
-    """The prefill worker has said that it has sent everything, or will hardly send any more."""
-    now = time.monotonic()
-    entry.hisparse_deadline = getattr(entry, "hisparse_deadline", now + config.release_timeout(PATIENCE))
-    if now >= entry.hisparse_deadline:
+    """The prefill worker has said that it has sent everything, or has had time to send what it had begun to."""
+    if _has_said_so(entry):
         return True
+    known, half, now = vars(entry), config.release_timeout(PATIENCE) / 2, time.monotonic()
+    if now < known.setdefault("hisparse_since", now) + half:
+        return False
+    if "hisparse_withdrawn" not in known:
+        known["hisparse_withdrawn"] = now
+        _withdraw(entry.kv_receiver)
+    over: bool = now >= known["hisparse_withdrawn"] + half
+    if over and not known.setdefault("hisparse_unheard", False):
+        known["hisparse_unheard"] = True
+        waited, rows = now - known["hisparse_since"], upstream.allocated_len(entry.req)
+        logger.warning(UNHEARD, entry.req.rid, waited, rows, config.RELEASE_VARIABLE)
+    return over
+
+
+def _withdraw(receiver: Any) -> None:
+    """Leave a prefill worker that is not told of aborts no place to send to; what it has begun to send goes on.
+
+    To it we are then a rank that is not used. From 0.5.13 an abort tells it.
+    """
+    if hasattr(receiver, "abort_notified") or not receiver.bootstrap_infos:
+        return
+    import numpy
+
+    with meanwhile(receiver, bootstrap_infos=[info | {"is_dummy": True} for info in receiver.bootstrap_infos]):
+        receiver.send_metadata(numpy.empty(0, dtype=numpy.int32))
+
+
+def _has_said_so(entry: Any) -> bool:
     receiver, room = entry.kv_receiver, entry.req.bootstrap_room
     manager = getattr(receiver, "kv_mgr", None)
     if manager is None:  # SGLang's fake transfer to 0.5.19; nobody writes
@@ -97,7 +131,8 @@ OVERLAY = Overlay(
         "transfer queue, with all it holds, until the transfer is reported complete or 30 seconds have passed; only "
         "then its abort is answered. A prefill worker that is told of the abort (from 0.5.13) stops and reports "
         "nothing, so that 30 seconds are the rule there; on 0.5.21 and 0.5.22, if it acknowledges nothing, SGLang "
-        "then waits another 30."
+        "then waits another 30. Up to 0.5.12 it is not told: after 15 seconds the hook registers with it as a rank "
+        "that needs no KV, so that nothing is sent that is not on its way by then."
     ),
     loses="with PD disaggregation, aborts during a transfer can corrupt the KV of other requests",
     rows=("waiting-abort",),

@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import ast
-import importlib
-from http import HTTPStatus
 from typing import Any
 
 from .. import upstream
 from ..patching.outcome import Defective, Fixed, Verdict
 from ..patching.overlay import Hook, Overlay
 from ..patching.source import FunctionSource, SourceTree
+from . import retry_later
 from .probing import conjuncts, existing, expect, expect_hookable, probe
 
 COPIES = ("offload_kv_cache", "retraction_backup", "backup_kv_cache")
 REBOOTSTRAP, BACKUP = "dsv4_needs_rebootstrap", "backup_kv_cache"
 ON_DECODE = ("server_args.disaggregation_mode == 'decode'", "get_disagg().disaggregation_mode == 'decode'")
 WITHOUT = {"hisparse_coordinator is None", "self.hisparse_coordinator is None"}
-#: The answer where SGLang cannot have the KV computed again.
-MESSAGE = "Retracted under memory pressure, and HiSparse keeps no KV to resume from. Retry later."
 
 
 @probe
@@ -83,10 +80,7 @@ def add_request_to_queue(original: Any, scheduler: Any, req: Any, is_retracted: 
     coordinator, mode = scheduler.hisparse_coordinator, scheduler.disaggregation_mode.name
     if coordinator is None or mode != "DECODE" or not req.is_retracted:
         return original(scheduler, req, is_retracted)
-    abort = importlib.import_module(upstream.BATCH).FINISH_ABORT
-    req.finished_reason = abort(MESSAGE, status_code=HTTPStatus.SERVICE_UNAVAILABLE)
-    req.finished_output = True  # with overlap, the step under way has its results streamed after this answer
-    upstream.answer_abort(scheduler, req, req.finished_reason.to_json())
+    retry_later.answer(scheduler, req)
     return None
 
 

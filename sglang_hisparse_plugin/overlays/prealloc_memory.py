@@ -115,9 +115,7 @@ def _others(scheduler: Any) -> Iterator[Any]:
 
 
 def _is_idle(scheduler: Any) -> bool:
-    transfers = scheduler.disagg_decode_transfer_queue
-    deferred = getattr(transfers, "has_pending_deferred_releases", bool)()
-    busy = upstream.holders(scheduler) or scheduler.waiting_queue or transfers.queue or deferred
+    busy = upstream.holders(scheduler) or scheduler.waiting_queue or upstream.transfers(scheduler)
     return not busy and not upstream.pass_in_flight(scheduler)
 
 

@@ -1,6 +1,7 @@
 """Where things live in which SGLang release. Nothing else knows; SGLang is imported only when a function runs."""
 
 from .arguments import draft_tokens, finds_next_token_layer, is_on, is_resolved, model_and_top_k, resolved
+from .disaggregation import transferred, transfers
 from .memory import (
     back_up,
     device_tokens,
@@ -44,6 +45,7 @@ from .requests import (
     means,
     refuse,
     release,
+    resumable,
     retract,
     slot,
     token_ids_logprob,

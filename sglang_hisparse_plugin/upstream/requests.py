@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import sys
 from http import HTTPStatus
 from typing import Any
 
@@ -53,11 +54,18 @@ def means(abort: Any, req: Any) -> bool:
     return bool(abort.abort_all or req.rid.startswith(abort.rid))
 
 
-def retract(scheduler: Any, reqs: list[Any]) -> None:
-    """Take the slots of requests that are in no batch and put them back into the waiting queue, as a pause does."""
-    release(scheduler, reqs)
-    for req in reqs:
-        scheduler._add_request_to_queue(req)
+def retract(scheduler: Any, reqs: list[Any]) -> list[Any]:
+    """Take the slots of requests that are in no batch, and queue these again as SGLang does after a retraction.
+
+    Returns:
+        those that SGLang cannot resume: a PD decode worker, from 0.5.22. They are in no queue.
+    """
+    resumable = release(scheduler, reqs)
+    scheduler.waiting_queue = [one for one in scheduler.waiting_queue if not any(one is req for req in reqs)]
+    for req, resumes in zip(reqs, resumable, strict=True):
+        if resumes:
+            scheduler._add_request_to_queue(req, is_retracted=True)
+    return [req for req, resumes in zip(reqs, resumable, strict=True) if not resumes]
 
 
 def batch_of(scheduler: Any, reqs: list[Any]) -> Any:
@@ -70,12 +78,26 @@ def batch_of(scheduler: Any, reqs: list[Any]) -> Any:
     return batch
 
 
-def release(scheduler: Any, reqs: list[Any]) -> None:
-    """Take the slots of requests that are in no batch, as a retraction does."""
+def release(scheduler: Any, reqs: list[Any]) -> list[bool]:
+    """Take the slots of requests that are in no batch, as a retraction does.
+
+    Returns:
+        whether each can be resumed; SGLang itself says so from 0.5.22.
+    """
     batch = batch_of(scheduler, reqs)
     takes_args = "server_args" in inspect.signature(batch.release_req).parameters  # to 0.5.18
-    for i in range(len(reqs)):
-        batch.release_req(i, len(reqs) - i, **({"server_args": scheduler.server_args} if takes_args else {}))
+    args = {"server_args": scheduler.server_args} if takes_args else {}
+    return [batch.release_req(i, len(reqs) - i, **args) is not False for i in range(len(reqs))]
+
+
+def resumable(batch: Any, req: Any) -> bool:
+    """Whether a request that SGLang has released can be resumed, by what it asks of who is retracted, from 0.5.22."""
+    names = vars(sys.modules[BATCH])
+    if "backup_kv_cache" not in names or names["get_disagg"]().disaggregation_mode != "decode":
+        return True
+    backend = names["get_disagg"]().disaggregation_decode_retraction_backup
+    pools = batch.req_to_token_pool, batch.token_to_kv_pool_allocator
+    return bool(names["backup_kv_cache"](req, batch.tree_cache, *pools, backend))
 
 
 #: For a request that can never be served. To 0.5.22 SGLang makes an HTTP error of 400, 500 and 503 only, and answers
@@ -96,4 +118,7 @@ def refuse(scheduler: Any, req: Any, message: str) -> None:
 def answer_abort(scheduler: Any, req: Any, reason: dict[str, Any]) -> None:
     """Tell the tokenizer that a request outside of any batch has ended. By way of the scheduler itself to 0.5.14."""
     message = importlib.import_module("sglang.srt.managers.io_struct").AbortReq(rid=req.rid, finished_reason=reason)
+    if hasattr(scheduler, "send_abort_output"):  # from 0.5.23, where the tokenizer may be another
+        scheduler.send_abort_output(message, req)
+        return
     getattr(scheduler, "ipc_channels", scheduler).send_to_tokenizer.send_output(message, req)

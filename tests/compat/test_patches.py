@@ -137,6 +137,7 @@ SLIPS = [
         "+            if req.pd_rebootstrap_forced_s",
     ),
     ("0.5.23", "rebootstrap-room", "req.renew_bootstrap()", "req.renew_bootstraps()"),
+    ("0.5.23", "rebootstrap-adapter", "if req.lora_id is not None", "if req.lora_path is not None"),
     ("0.5.23", "checksum-drop", "coordinator.request_finished(req)", "coordinator.retract_req(req)"),
     ("0.5.23", "chunked-abort", "coordinator.request_finished(req)", "coordinator.retract_req(req)"),
     ("0.5.23", "decode-memory", "coordinator.pools_without_room(", "coordinator.pools_with_room("),

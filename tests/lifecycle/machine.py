@@ -305,9 +305,12 @@ class DecodeMachine(Machine):
     @precondition(lambda self: not self.over and self.rids)
     @rule(which=st.integers(0, 11), late=st.sampled_from(["part", "land", "fail"]))
     def abort_on_its_way(self, which: int, late: str) -> None:
-        """What was still being sent arrives after others have come."""
+        """What was still being sent arrives after others have come, or what was to be sent is sent long after."""
         rid = self.rids[-1 - which % len(self.rids)]
         self.play(f"abort {rid}")
+        for _ in range(2 * (which > 7)):
+            if not self.over:
+                self.play("wait 20")
         if not self.over and len(self.rids) < 12:
             self.arrive(200, 2, 0)
         if not self.over:

@@ -18,7 +18,7 @@ CONTROL = {"corrupted-row": "attention read wrong rows"}
 
 ONLY_IN = {
     "mixed-chunks": RELEASES[:-1],
-    "abort-during-pause": ("0.5.18", "0.5.20", "0.5.23"),
+    **dict.fromkeys(("abort-during-pause", "adapter-during-pause"), ("0.5.18", "0.5.20", "0.5.23")),
     **dict.fromkeys(("checksum-mismatch", "chunked-abort"), ("0.5.23",)),
     **dict.fromkeys(("drafts-device-full", "drafts-host-full", "drafts-take-no-device"), ("0.5.23",)),
 }
@@ -78,7 +78,10 @@ DEFECTS: dict[str, tuple[tuple[tuple[str, ...], str], ...]] = {
     "abort-waiting-transferred": ((_span("0.5.12", "0.5.20"), HOST_LEAK),),
     "pause-transferred": ((_span("0.5.10", "0.5.15"), "> get_cpu_copy ("),),
     "retract-transferred": ((ALL, "> get_cpu_copy ("),),
+    "retract-waiting-transferred": ((_span("0.5.10", "0.5.15"), "> get_cpu_copy ("), (ALL, "does not go on")),
+    "last-beside-transfer": ((_span("0.5.10", "0.5.15"), "> get_cpu_copy ("), (ALL, "not 503 once")),
     "abort-during-pause": ((_span("0.5.18", "0.5.23"), "not as aborted once"),),
+    "adapter-during-pause": ((_span("0.5.18", "0.5.23"), "from its tokens alone"),),
     "abort-staged": ((ALL, DECODED),),
     "abort-transferred": ((ALL, DECODED),),
     "abort-everything": ((ALL, "gone ended as [], not as aborted once"),),

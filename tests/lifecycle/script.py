@@ -156,6 +156,11 @@ class Story:
                 getattr(transfer, how)()
         self.do_run(1)
 
+    def do_wait(self, seconds: int) -> None:
+        """Time passes, for whoever waits for a prefill worker."""
+        self.world.prefill.clock.ahead += seconds
+        self.do_run(1)
+
     def do_busy(self) -> None:
         """From now on the prefill worker answers requests later than it sends their KV."""
         self.world.prefill.busy = True

@@ -34,6 +34,8 @@ class Served:
         self.asked[rid] = prompt, output
         self.room[rid] = self._room()
         self._look_for_pressure()
+        if self.world.short:
+            self.retracts()
 
     def tightens(self) -> None:
         """Somebody else has taken memory."""
@@ -97,16 +99,11 @@ class Served:
         return asked is not None and "logical_attn_allocator" not in asked.__code__.co_names
 
     def _excused(self, rid: str) -> bool:
-        """A decode worker that cannot have KV computed again tells so whom it must retract, to 0.5.21.
-
-        And, open, on every release: it aborts the last request that decodes, though others whose KV has come or is on
-        its way hold the memory.
-        """
-        cache = importlib.import_module("sglang.srt.mem_cache.common")
-        says = ["even after retracting all other requests"]
-        says += [] if hasattr(cache, "dsv4_needs_rebootstrap") else ["Retry later"]
+        """A decode worker that cannot have KV computed again tells so whom it must retract, to 0.5.21."""
+        if hasattr(importlib.import_module("sglang.srt.mem_cache.common"), "dsv4_needs_rebootstrap"):
+            return False
         said = [reason.get("message", "") for reason in self.world.reasons(rid)]
-        return self._receives and rid in self.pressed and any(text in message for text in says for message in said)
+        return self._receives and rid in self.pressed and any("Retry later" in message for message in said)
 
     def _there(self) -> list[str]:
         return [rid for rid in self.asked if not self.world.ends(rid)]

@@ -20,6 +20,10 @@ from .pools import content
 if TYPE_CHECKING:
     from .world import World
 
+TELLS = "_send_abort_notification"
+"""A method of SGLang's receivers from 0.5.13."""
+BEGUN = 10
+"""Seconds that a prefill worker takes at most to send what it has begun to send."""
 ADDRESS = {"bootstrap_host": "prefill", "bootstrap_port": 8998}
 
 
@@ -47,6 +51,7 @@ class Prefill:
         self.required_prefill_response_num_table: dict[int, int] = {}
         self._deferred_ack_targets, self._staging_outstanding, self._deferred_ack_poisoned_rooms = {}, {}, set()
         common = importlib.import_module("sglang.srt.disaggregation.common.conn")
+        self.real = common.CommonKVReceiver
         self.update_status = functools.partial(common.CommonKVManager.update_status, self)
         self.kv_args = getattr(self.queue.kv_manager, "kv_args", None)  # only who looks at it keeps it
         environment = importlib.import_module("sglang.srt.environ").envs
@@ -128,9 +133,13 @@ class Transfer:
         prefill.world.expect(not known, f"a prefill worker that is asked again for {self.rid} still knows its room")
         if not getattr(req, "pd_rebootstrap_in_progress", False):  # a router asks both
             prefill.unanswered[room] = req.rid
-        self.bootstrap_infos = [{}]
+        self.bootstrap_infos = [{"is_dummy": False}]
         self.conclude_state: int | None = None
-        self.abort_notified = self.over = False
+        self.over = False
+        if TELLS in vars(prefill.real):  # of aborts
+            self.abort_notified = False
+        self.told_at: float | None = None
+        """When the prefill worker was told to send no more."""
         self.rows = torch.empty(0, dtype=torch.int64)
         self.written = 0
         self.aux = -1
@@ -144,8 +153,11 @@ class Transfer:
     def init(self, _rank: int) -> None:
         self.status = self.kv_mgr.poll.WaitingForInput
 
-    def send_metadata(self, kv_indices, aux_index, *_, **__) -> None:
-        """Where the rows are to go: host rows to 0.5.12, pages of them from 0.5.13."""
+    def send_metadata(self, kv_indices, aux_index=None, *_, **__) -> None:
+        """Where the rows are to go: host rows to 0.5.12, pages of them from 0.5.13; nowhere, for a rank not used."""
+        if all(info["is_dummy"] for info in self.bootstrap_infos):
+            self._is_told()
+            return
         world = self.kv_mgr.world
         page = world.pools.host.page_size
         rows = torch.from_numpy(kv_indices.copy()).long()[:, None] * page + torch.arange(page)
@@ -158,11 +170,13 @@ class Transfer:
 
     def abort(self) -> None:
         self.conclude_state = self.kv_mgr.poll.Failed
-        self.abort_notified = True
+        if hasattr(self, "abort_notified"):
+            self.ensure_abort_notified()
         self._now(self.kv_mgr.poll.Failed)
 
     def ensure_abort_notified(self, **_) -> None:
         self.abort_notified = True
+        self._is_told()
 
     def failure_exception(self) -> None:
         raise RuntimeError("the prefill worker gave up")
@@ -170,14 +184,24 @@ class Transfer:
     def clear(self) -> None:
         """Nothing is kept that would have to be forgotten."""
 
+    def _is_told(self) -> None:
+        self.told_at = self.told_at or self.kv_mgr.clock.monotonic()
+
     # --- as the story tells it ---
 
     @property
     def sending(self) -> bool:
         return self.aux >= 0 and not self.over
 
+    @property
+    def stopped(self) -> bool:
+        """Told to send no more, and done with what it had begun to send."""
+        return self.told_at is not None and self.kv_mgr.clock.monotonic() > self.told_at + BEGUN
+
     def write(self, upto: int) -> None:
         """Rows arrive, wherever they were to go when the transfer began."""
+        if self.stopped:
+            return
         world, req = self.kv_mgr.world, self.kv_mgr.world.requests[self.rid]
         new = slice(self.written, upto)
         mine = set(world.pools.host_rows_of(req))
@@ -193,6 +217,9 @@ class Transfer:
 
     def land(self) -> None:
         """The rest of the rows, and the first token, which the prefill worker computed."""
+        if self.stopped:
+            self.over = True
+            return
         self.write(len(self.rows))
         world, buffers = self.kv_mgr.world, self.kv_mgr.queue.metadata_buffers
         req = world.requests[self.rid]

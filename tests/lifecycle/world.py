@@ -170,6 +170,11 @@ class World:
 
         ScheduleBatch.check_decode_mem = once
 
+    @property
+    def short(self) -> bool:
+        """Whether that has not come yet."""
+        return ScheduleBatch.check_decode_mem is not self._patched[0]
+
     def prefer_priority(self, preferred: bool = True) -> None:
         """As with --enable-priority-scheduling."""
         self.scheduler.enable_priority_scheduling = self.scheduler.enable_priority_preemption = preferred

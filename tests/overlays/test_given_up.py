@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -69,7 +70,7 @@ def entry(rid: str, prompt: int = 60, **receiver: Any) -> Any:
         sampling_params=SimpleNamespace(max_new_tokens=16),
         finished_reason=None,
     )
-    receiver = {"conclude_state": None, "kv_mgr": manager, "bootstrap_infos": [{}]} | receiver
+    receiver = {"conclude_state": None, "kv_mgr": manager, "bootstrap_infos": [{}], "abort_notified": True} | receiver
     return SimpleNamespace(req=req, kv_receiver=SimpleNamespace(**receiver), waiting_for_input=True)
 
 
@@ -158,22 +159,82 @@ def test_all_that_was_sent_is_enough_though_the_transfer_stays_failed(responses:
     assert polled(late_transfer.pop_transferred, rank) == seen
 
 
-@pytest.mark.parametrize(
-    ("seconds", "over"), [("", True), ("30", True), ("31", False), ("inf", False), ("0", True), ("soon", True)]
-)
-def test_a_transfer_that_is_heard_of_no_more_is_over_after_as_long_as_sglangs_variable_says(
-    seconds: str, over: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv(config.RELEASE_VARIABLE, seconds)
-    config.release_timeout.cache_clear()
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """What the plugin goes by."""
     clock = SimpleNamespace(monotonic=lambda: clock.now, now=100.0)
     monkeypatch.setattr(late_transfer, "time", clock)
+    config.release_timeout.cache_clear()
+    yield clock
+    config.release_timeout.cache_clear()
+
+
+def let_pass(clock: Any, rank: Rank, seconds: float) -> list[bool]:
+    """Whether the only transfer is over, at once, after half of the time, and after all of it."""
+    over = [bool(polled(late_transfer.pop_transferred, rank))]
+    for _ in range(2):
+        clock.now += seconds / 2
+        over.append(bool(polled(late_transfer.pop_transferred, rank)))
+    return over
+
+
+@pytest.mark.parametrize(
+    ("seconds", "over"),
+    [
+        ("", [False, False, True]),
+        ("30", [False, False, True]),
+        ("31", [False, False, False]),
+        ("inf", [False, False, False]),
+        ("0", [True, True, True]),
+        ("soon", [False, False, True]),
+    ],
+)
+def test_a_transfer_that_is_heard_of_no_more_is_over_after_as_long_as_sglangs_variable_says(
+    seconds: str, over: list[bool], clock: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(config.RELEASE_VARIABLE, seconds)
     rank = Rank("a")
     abort(rank, "a")
-    assert bool(polled(late_transfer.pop_transferred, rank)) == (seconds == "0")
-    clock.now += late_transfer.PATIENCE
-    assert bool(polled(late_transfer.pop_transferred, rank)) == over
-    config.release_timeout.cache_clear()
+    assert let_pass(clock, rank, late_transfer.PATIENCE) == over
+
+
+def test_when_it_is_taken_to_be_over_without_a_word_that_is_said_once(clock: Any, caplog: Any) -> None:
+    rank = Rank("a", "b")
+    abort(rank, "a")
+    let_pass(clock, rank, late_transfer.PATIENCE)
+    let_pass(clock, rank, late_transfer.PATIENCE)
+    (line,) = caplog.messages
+    assert all(part in line for part in ("request a ", "60 host rows", config.RELEASE_VARIABLE))
+
+
+def test_a_prefill_worker_that_is_not_told_of_aborts_is_left_no_place_to_send_to(clock: Any) -> None:
+    """To 0.5.12: after half of the time, once; a rank that it does not send to is a dummy to it."""
+    sent: list[tuple[Any, int]] = []
+    rank = Rank("a", "b")
+    for waiting in rank.entries:
+        receiver = waiting.kv_receiver
+        receiver.bootstrap_infos = [{"rank_ip": "p", "is_dummy": False}]
+        del receiver.abort_notified
+        receiver.send_metadata = lambda rows, receiver=receiver: sent.append((receiver.bootstrap_infos, len(rows)))
+    given_up_one, _ = rank.entries
+    abort(rank, "a")
+    polled(late_transfer.pop_transferred, rank)
+    clock.now += late_transfer.PATIENCE / 2 - 1
+    polled(late_transfer.pop_transferred, rank)
+    assert not sent
+    for _ in range(3):
+        clock.now += 1
+        assert polled(late_transfer.pop_transferred, rank) == ["b"]
+    assert sent == [([{"rank_ip": "p", "is_dummy": True}], 0)]
+    assert given_up_one.kv_receiver.bootstrap_infos == [{"rank_ip": "p", "is_dummy": False}]
+
+
+def test_a_worker_that_slept_waits_as_long_for_what_was_begun(clock: Any) -> None:
+    rank = Rank("a")
+    abort(rank, "a")
+    polled(late_transfer.pop_transferred, rank)
+    clock.now += 10 * late_transfer.PATIENCE
+    assert let_pass(clock, rank, late_transfer.PATIENCE) == [False, True, True]
 
 
 def test_who_was_given_up_takes_no_hot_buffer_from_those_behind() -> None:

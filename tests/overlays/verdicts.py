@@ -19,6 +19,7 @@ VERDICTS = {
     "pd-retract       ": "- D D D D D D D D D",
     "replayed-token   ": "- - - - - - - - - D",
     "rebootstrap-room ": "- - - - - - - D D D",
+    "rebootstrap-adapter": "- - - - - - - D D D",
     "quick-finish     ": "- D D F F F F F F F",
     "checksum-drop    ": "- - - - - - - - - D",
     "chunked-abort    ": "- - - - - - - - - D",
