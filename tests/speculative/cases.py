@@ -8,9 +8,14 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from typing import Any
 
+import torch
 from lifecycle.process import _forked
 from lifecycle.server import SLOTS
+from torch import Tensor
+
+from sglang_hisparse_plugin.kernels import reference
 
 from .rig import HOT_BUFFER, TOP_K, Rig
 
@@ -152,15 +157,21 @@ def leaving(scheduler: object) -> dict[str, object]:
 
 
 def gone(scheduler: object) -> dict[str, object]:
-    """A request ends between the scheduling of a step and the step: one of several, at each place, and the only one."""
+    """A request ends between the scheduling of a step and the step: one of many, at each place, and the only one.
+
+    All slots are in use, so that the one who comes instead has the slot of the one who is gone.
+    """
     rig = Rig(scheduler, 3)
-    for place in (0, 1, 2, 0, 1):
-        while len(rig.requests) < 3:
-            rig.admit(HOT_BUFFER - 1)
-            rig.step(random.Random(place))
+    for _ in range(SLOTS):
+        rig.admit(HOT_BUFFER - 1)
+    for place in range(SLOTS):
         rig.step(random.Random(place), finish=place)
+        if len(rig.requests) != SLOTS:
+            rig.found.append("nobody came instead")
         rig.audit()
         rig.step(random.Random(place))
+    for request in rig.requests[1:]:
+        rig.finish(request)
     for _ in range(3):
         rig.step(random.Random(1), finish=0)
         rig.audit()
@@ -192,6 +203,47 @@ def addresses(scheduler: object) -> dict[str, object]:
     found += [] if same and len(seen) == 6 * per_step else ["a tensor has moved"]
     found += [] if needed <= kept[0].keys() else [f"not looked at: {needed - kept[0].keys()}"]
     return {"found": found, "answered": rig.answered}
+
+
+def single_steps(scheduler: object) -> dict[str, object]:
+    """The tables after a verification are those after as many single steps, which the op's oracle takes on copies."""
+    rig = Rig(scheduler, 3)
+    c, op = rig.coordinator, rig.rows.swap_in
+
+    def beside(layer: int, batch: Any, selected: Tensor) -> Tensor:
+        tokens, order = c.req_device_buffer_tokens[layer].clone(), c.lru_slots[layer].clone()
+        buffer = c.mem_pool_device.kv_buffer[layer].clone()
+        for step, asked in enumerate(selected.unflatten(0, (-1, rig.steps)).unbind(1)):
+            reference.swap_in(
+                top_k_tokens=asked,
+                device_buffer_tokens=tokens,
+                host_cache_locs=c.req_to_host_pool,
+                device_buffer_locs=c.req_device_buffer_token_locs[layer],
+                host_cache=c.mem_pool_host.kv_buffer[layer],
+                device_buffer=buffer,
+                top_k_device_locs=torch.empty_like(asked),
+                req_pool_indices=batch.req_pool_indices,
+                seq_lens=batch.seq_lens + step + 1,
+                tail_start=batch.seq_lens,
+                lru_slots=order,
+                item_size_bytes=c.mem_pool_host.token_stride_size,
+                num_top_k=TOP_K,
+                hot_buffer_size=HOT_BUFFER,
+            )
+        found = op(layer, batch, selected)
+        if not torch.equal(tokens, c.req_device_buffer_tokens[layer]):
+            rig.found.append(f"layer {layer}: the buffer holds other tokens than after single steps")
+        if not torch.equal(order, c.lru_slots[layer]):
+            rig.found.append(f"layer {layer}: the LRU order is not that of single steps")
+        return found
+
+    rig.rows.swap_in = beside
+    rig.admit(2 * HOT_BUFFER)
+    rig.admit(HOT_BUFFER - 4)
+    for seed in range(6):
+        rig.step(random.Random(seed))
+    rig.end()
+    return {"found": [*rig.findings()], "answered": rig.answered}
 
 
 def host_row(scheduler: object) -> dict[str, object]:
@@ -259,6 +311,7 @@ CASES: dict[str, Callable[[object], dict[str, object]]] = {
     "leaving": leaving,
     "gone": gone,
     "addresses": addresses,
+    "single-steps": single_steps,
     "control-host-row": host_row,
     "control-no-settle": no_settle,
     "control-not-told": not_told,

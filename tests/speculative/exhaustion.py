@@ -181,6 +181,34 @@ def buffer_counts(scheduler: object) -> dict[str, object]:
     return {"found": [*server.findings()]}
 
 
+def waits_for_room(scheduler: object) -> dict[str, object]:
+    """A short prompt stays staged while the device pool has no room for its buffer, and a long one passes it."""
+    server = Server(scheduler)
+    server.scheduler.running_batch = server.batch()
+    server._submit(3)
+    server._submit(2 * HOT_BUFFER)
+    server.prefill(server.scheduler.get_new_batch_prefill())
+
+    def join(*expected: str) -> None:
+        joined = [req.rid for req in server.coordinator.collect_ready_reqs()]
+        server.requests += [server.joining.pop(rid) for rid in joined]
+        if joined != [*expected]:
+            server.found.append(f"{joined} start to decode, not {[*expected]}")
+
+    server.pools.hold_memory("device", keep=0)
+    join("r1")
+    for seed in range(3):
+        server.update()
+        server.step(random.Random(seed))
+        join()
+    server.pools.release_memory()
+    join("r0")
+    server.update()
+    server.step(random.Random(3))
+    server.end()
+    return {"found": [*server.findings()]}
+
+
 def never_fits(scheduler: object) -> dict[str, object]:
     """The host pool holds one prompt of two: the other is refused and told why."""
     server = Server(scheduler)
@@ -257,6 +285,7 @@ CASES: dict[str, Callable[[object], dict[str, object]]] = {
     "device-full": device_full,
     "long-answer": long_answer,
     "buffer-counts": buffer_counts,
+    "waits-for-room": waits_for_room,
     "never-fits": never_fits,
     "control-uncounted": uncounted,
 }

@@ -21,7 +21,7 @@ from sglang.srt.managers.utils import GenerationBatchResult
 from sglang_hisparse_plugin import upstream
 from sglang_hisparse_plugin.speculative.rows import VerifyRows
 
-TOP_K, HOT_BUFFER, OUTPUT = 16, 64, 32
+TOP_K, HOT_BUFFER, OUTPUT = 32, 128, 32
 
 
 def start():
@@ -93,6 +93,8 @@ class Rig:
             can_run_cuda_graph=False,
         )
         self.scheduler.process_batch_result(batch, result)
+        for request in self.joining.values():
+            self._check_count(request)
 
     def finish(self, request: Request) -> None:
         """As SGLang ends a request: tell the coordinator, then free its slots."""
@@ -292,11 +294,18 @@ class Rig:
         if any(now[position] != slot for position, slot in request.host.items()):
             self.found.append(f"{request.req.rid}: a token's host slot has changed")
         request.host = now
+        self._check_count(request)
         numbers = torch.tensor([request.rows[p] for p in range(request.length)])
         for layer, rows in enumerate(self.pools.host_rows()):
             wrong = (rows[where] != content(numbers, layer)).any(1).nonzero().flatten().tolist()
             if wrong:
                 self.found.append(f"{request.req.rid}: host rows of {some(wrong)} are wrong in layer {layer}")
+
+    def _check_count(self, request: Request) -> None:
+        """As many host slots are counted as the request has, staged or not."""
+        has = int((self.coordinator.req_to_host_pool[slot_of(request.req)] >= 0).sum())
+        if (counted := upstream.host_slots_held(self.coordinator, request.req)) != has:
+            self.found.append(f"{request.req.rid} has {has} host slots, and {counted} are counted")
 
     def audit(self) -> None:
         """Every slot is in one hand. What is free is overwritten."""

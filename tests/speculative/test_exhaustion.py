@@ -6,7 +6,7 @@ import pytest
 
 from .test_rows import _case, _cases
 
-EXACT = ("counted", "host-runs-out", "device-full", "long-answer", "buffer-counts", "never-fits")
+EXACT = ("counted", "host-runs-out", "device-full", "long-answer", "buffer-counts", "waits-for-room", "never-fits")
 
 
 @pytest.mark.parametrize(("release", "name"), _cases([*EXACT]))

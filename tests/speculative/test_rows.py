@@ -27,6 +27,7 @@ EXACT = [f"random-{n}-drafts-{seed}" for n in DRAFTS for seed in SEEDS] + [
     "leaving",
     "gone",
     "addresses",
+    "single-steps",
 ]
 #: what a case must have come across
 MET = {"about-the-hot-buffer": ("boundary",), "leaving": ("boundary", "reused", "aborted")}
