@@ -30,7 +30,7 @@ HALF = [
     ("release", "variant"),
     [
         pytest.param("0.5.10.post1", ["--no-overlap"], marks=pytest.mark.long),
-        ("0.5.12", ["--draft-tokens", "4"]),
+        ("0.5.12", ["--draft-tokens", "4", "--no-overlap"]),  # spec v1
         ("0.5.15", ["--draft-tokens", "2"]),
     ],
 )
