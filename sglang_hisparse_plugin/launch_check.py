@@ -56,6 +56,8 @@ def scheduler_init(original: Any, scheduler: Any, server_args: Any, *args: Any, 
     if getattr(server_args, "enable_hisparse", False) and not _off():
         for warning in left_out(server_args):
             logger.warning("HiSparse plugin: %s", warning)
+        for line in verified_by(server_args):
+            logger.info("HiSparse plugin: %s", line)
     return original(scheduler, server_args, *args, **kwargs)
 
 
@@ -98,6 +100,14 @@ def left_out(server_args: Any) -> Iterator[str]:
             yield f"overlay {overlay.id}, which speculation needs, is not applied ({why}): {overlay.loses}"
 
 
+def verified_by(server_args: Any) -> Iterator[str]:
+    """Whose kernel swaps in for SGLang's own verification."""
+    view = upstream.resolved(server_args)
+    if limits.asked(view) and not _serves() and _sglang_serves():
+        _, asked = _model_and_sizes(server_args, view)
+        yield room.verifier(asked, applied=isinstance(_plan()[limits.SWAP_IN], Applied))
+
+
 def _flags(given: Any, *, resolved: bool = False) -> Iterator[str]:
     """What can be told without the model."""
     yield from hisparse_config(getattr(given, "hisparse_config", None))
@@ -120,16 +130,21 @@ def _decided(server_args: Any) -> Iterator[str]:
     by_plugin = _serves()
     if wrong or not limits.asked(view) or not (by_plugin or _sglang_serves()):
         return
-    numbers = NUMBERS | json.loads(view.hisparse_config or "{}")
-    names, top_k = upstream.model_and_top_k(server_args, installation.find().tree, numbers["top_k"])
-    asked = _asked(view, top_k, numbers["device_buffer_size"] or 2 * numbers["top_k"])
+    names, asked = _model_and_sizes(server_args, view)
     yield from limits.prefixed(
         [
-            *hisparse_config(view.hisparse_config, top_k),
+            *hisparse_config(view.hisparse_config, asked.top_k),
             *limits.model(view, names, finds_v32=not by_plugin or upstream.finds_next_token_layer(limits.V32)),
             *(room.sizes(asked) if by_plugin else room.sizes_of_sglang(asked)),
         ]
     )
+
+
+def _model_and_sizes(server_args: Any, view: Any) -> tuple[Iterable[str], room.Sizes]:
+    """The model's architectures, and what is asked of the pools; `view`: the arguments as SGLang has made them."""
+    numbers = NUMBERS | json.loads(view.hisparse_config or "{}")
+    names, top_k = upstream.model_and_top_k(server_args, installation.find().tree, numbers["top_k"])
+    return names, _asked(view, top_k, numbers["device_buffer_size"] or 2 * numbers["top_k"])
 
 
 def _asked(server_args: Any, top_k: int, hot_buffer: int) -> room.Sizes:
@@ -168,8 +183,8 @@ def _plan() -> engine.Plan:
 
 @functools.cache
 def _plan_of(found: installation.Installation, skipped: frozenset[str]) -> engine.Plan:
-    """Of what decides who speculates, and what that requires."""
-    wanted = {speculative.OVERLAY.id, speculative_guard.OVERLAY.id, *speculative.OVERLAY.requires}
+    """Of what decides who speculates and with which kernel, and what that requires."""
+    wanted = {speculative.OVERLAY.id, speculative_guard.OVERLAY.id, *speculative.OVERLAY.requires, limits.SWAP_IN}
     return engine.plan([overlay for overlay in OVERLAYS if overlay.id in wanted], found.tree, skipped)
 
 

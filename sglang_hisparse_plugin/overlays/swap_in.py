@@ -121,25 +121,46 @@ def verify(original: Any, manager: Any, *args: Any, **plan: Any) -> Any:
     selected = asked["top_k_result"]
     if plan or not own.serves(manager._coordinator, selected):
         return original(manager, **asked, **plan)
-    return _route(functools.partial(original, manager), functools.partial(own.swap_in, manager), asked, selected)
+    theirs, ours = functools.partial(original, manager), functools.partial(own.swap_in, manager)
+    return _route(theirs, ours, asked, selected, stays=lambda: own.has_answered(manager))
 
 
-def _route(original: Any, ours: Callable[..., Any], call: dict[str, Any], where: Any, **launch: int) -> Any:
-    """Ours, where it runs; SGLang's kernel elsewhere, and from then on if ours cannot be built or run."""
-    if not _elsewhere(where.device.type) and not _failed:
+def _route(
+    original: Any,
+    ours: Callable[..., Any],
+    call: dict[str, Any],
+    where: Any,
+    *,
+    stays: Callable[[], bool] = lambda: False,
+    **launch: int,
+) -> Any:
+    """Ours, where it runs; SGLang's kernel elsewhere, and from then on if ours cannot be built or run.
+
+    Args:
+        stays: whether SGLang's kernel could no longer go on from what ours has left.
+    """
+    if stays() or (not _failed and not _elsewhere(where.device.type)):
         from ..kernels import build
 
+        failure: Exception
         try:
             return ours(**call)
         except build.TooLittleSharedMemory as error:
-            _report_failed("ours cannot run", error)
+            failure, cannot = error, "run"
         except (ValueError, TypeError):
             raise  # a broken contract would break SGLang's kernel without a word
         except Exception as error:  # the compiler, or what the loader makes of it
-            _report_failed("ours cannot be built", error)
+            failure, cannot = error, "be built"
+        if stays():
+            raise RuntimeError(STRANDED) from failure
+        _report_failed(f"ours cannot {cannot}", failure)
     return original(**launch, **call)
 
 
+STRANDED = (
+    "HiSparse overlay swap-in: our op failed after it had answered verifications, of which SGLang's kernel knows "
+    "nothing: the server ends rather than read wrong rows; start it with --hisparse-plugin-skip swap-in"
+)
 _failed: list[Exception] = []
 
 

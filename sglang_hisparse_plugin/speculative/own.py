@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from . import room
 from .rows import VerifyRows
 
 
@@ -37,19 +38,19 @@ class _Batch:
     seq_lens: Tensor
 
 
-#: Draft tokens up to which n calls take less than SGLang's kernel: with 2 in all cells that were measured on an H200,
-#: by 1.1 to 2 times; with 4 they take as long where much is missed, and up to 1.8 times as long where little is.
-FASTER = 2
-
-
 def serves(coordinator: Any, selected: Tensor) -> bool:
     """Whether calls of the op are faster, and right: the last must not evict what the first was answered (`rows`).
 
     The same for all passes of a server.
     """
     steps, top_k = selected.shape[1:]
-    fits = top_k == coordinator.top_k and steps * top_k <= coordinator.device_buffer_size
-    return bool(steps <= FASTER and fits)
+    return bool(top_k == coordinator.top_k and room.ours_verifies(steps, top_k, coordinator.device_buffer_size))
+
+
+def has_answered(manager: Any) -> bool:
+    """Whether calls of the op have moved rows, of which SGLang's kernel would know nothing."""
+    now = _passes.get(manager)
+    return bool(now and now.rows.answered)
 
 
 def swap_in(

@@ -41,11 +41,13 @@ class VerifyRows:
         lengths: [steps, request slots] int64, tokens that each query of a batch sees.
         locs: [request slots, steps, top_k] int32, device rows answered to the queries. Both are at one address for
             ever: a CUDA graph reads and writes them there.
+        answered: whether the op has moved rows already.
     """
 
     def __init__(self, coordinator: Any, steps: int) -> None:
         self.coordinator = coordinator
         self.steps = steps
+        self.answered = False
         slots = coordinator.req_to_host_pool.shape[0]
         device = coordinator.req_to_device_buffer.device
         self.lengths = torch.zeros((steps, slots), dtype=torch.int64, device=device)
@@ -171,6 +173,7 @@ class VerifyRows:
                 "seq_lens": self.lengths[step, :requests],
             }
             swap_in(**call, counters=start.counters_for(call))
+            self.answered = True
         padding = selected.size(0) - requests * self.steps
         answered = locs.flatten(0, 1)
         return torch.nn.functional.pad(answered, (0, 0, 0, padding), value=-1) if padding else answered

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from sglang_hisparse_plugin import config, installation, launch_check, refusals
+from sglang_hisparse_plugin import config, installation, launch_check, refusals, upstream
 from sglang_hisparse_plugin.demo import releases
 from sglang_hisparse_plugin.speculative import limits
 
@@ -153,3 +155,52 @@ def test_a_scheduler_says_so_before_it_loads_anything(
     given = arguments(hisparse_config=None, speculative_algorithm="EAGLE")
     launch_check.scheduler_init(lambda *_: said.append(len(caplog.records)), object(), given)
     assert said == [1] and "overlay speculative-guard, which speculation needs" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("steps", "buffer", "skip", "says"),
+    [
+        (2, 4096, "", "2 draft tokens are verified by the plugin's swap-in kernel: faster up to 2"),
+        (3, 8192, "", "3 draft tokens are verified by SGLang's swap-in kernel: the plugin's is faster up to 2 only"),
+        (2, 2048, "", "by SGLang's swap-in kernel: 2 x 2048 rows exceed the hot buffer of 2048"),
+        (2, 4096, "swap-in", "by SGLang's swap-in kernel: overlay swap-in is not applied"),
+    ],
+)
+def test_whose_kernel_verifies(
+    steps: int, buffer: int, skip: str, says: str, started: Callable[..., SimpleNamespace]
+) -> None:
+    (line,) = launch_check.verified_by(started("0.5.23", steps, buffer, skip))
+    assert says in line
+
+
+def test_it_is_said_when_the_scheduler_starts(
+    started: Callable[..., SimpleNamespace], caplog: pytest.LogCaptureFixture
+) -> None:
+    given = started("0.5.23", 2, 4096)
+    with caplog.at_level("INFO"):
+        launch_check.scheduler_init(lambda *_: None, object(), given)
+    assert caplog.messages == [f"HiSparse plugin: {line}" for line in launch_check.verified_by(given)]
+
+
+def test_where_the_plugin_speculates_nothing_is_said_of_kernels(started: Callable[..., SimpleNamespace]) -> None:
+    assert not list(launch_check.verified_by(started("0.5.15", 2, 4096)))
+    assert not list(launch_check.verified_by(started("0.5.23", 2, 4096, algorithm=None)))
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> Callable[..., SimpleNamespace]:
+    """The arguments of a server of DeepSeek-V3.2 on a release, as SGLang has made them."""
+
+    def of(
+        release: str, steps: int, buffer: int, skip: str = "", *, algorithm: str | None = "EAGLE"
+    ) -> SimpleNamespace:
+        monkeypatch.setattr(installation, "find", lambda: installation.Installation(releases.fetch(release)))
+        monkeypatch.setattr(upstream, "model_and_top_k", lambda *_: (["DeepseekV32ForCausalLM"], 2048))
+        monkeypatch.setattr(upstream, "resolved", lambda given: given)
+        monkeypatch.setenv(config.MODE_VARIABLE, "auto")
+        monkeypatch.setenv(config.SKIP_VARIABLE, skip)
+        given = {"speculative_algorithm": algorithm, "speculative_num_draft_tokens": steps, "speculative_num_steps": 1}
+        given |= {"max_running_requests": 4, "max_total_tokens": None, "attn_dp_size": 1, "model_path": "m"}
+        return arguments(hisparse_config=json.dumps({"device_buffer_size": buffer}), **given)
+
+    return of

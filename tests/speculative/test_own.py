@@ -19,7 +19,7 @@ import swap_scene
 from swap_scene import Calls, Cell, Load
 
 from sglang_hisparse_plugin.overlays import swap_in
-from sglang_hisparse_plugin.speculative import own
+from sglang_hisparse_plugin.speculative import own, rows
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 
@@ -121,3 +121,37 @@ def test_otherwise_sglangs_kernel_is_asked(steps: int, top_k: int, buffer: int, 
         }
         | plan
     )
+
+
+def test_a_failure_after_an_answer_ends_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    """SGLang's kernel would go by tables that are as they were before."""
+    tried = scene(2)
+    monkeypatch.setattr(swap_in, "_failed", [])
+    tried.check()
+
+    def fails(**_call: Any) -> None:
+        raise RuntimeError("out of memory")
+
+    with monkeypatch.context() as failing, pytest.raises(RuntimeError, match="ends rather than read wrong rows"):
+        failing.setattr(rows, "swap_in", fails)
+        tried.check()
+    assert not swap_in._failed
+    swap_in._failed.append(RuntimeError("another op cannot be built"))
+    tried.check()  # this one can
+
+
+def test_a_failure_before_any_answer_leaves_all_to_sglang(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried = scene(2)
+    tried.prepare()
+    monkeypatch.setattr(swap_in, "_failed", [])
+    asked: list[Any] = []
+
+    def fails(**_call: Any) -> None:
+        raise RuntimeError("no compiler")
+
+    selected = torch.zeros((3, 2, 64), dtype=torch.int32)
+    seen = torch.full((6,), 100, dtype=torch.int32)
+    for serve in (fails, rows.swap_in):
+        monkeypatch.setattr(rows, "swap_in", serve)
+        swap_in.verify(lambda *a, **k: asked.append(k), tried.manager, tried.requests, seen, selected, 0)
+    assert len(asked) == 2 and len(swap_in._failed) == 1
