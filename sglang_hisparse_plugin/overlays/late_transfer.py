@@ -86,11 +86,12 @@ def _withdraw(receiver: Any) -> None:
 
     To it we are then a rank that is not used. From 0.5.13 an abort tells it.
     """
-    if hasattr(receiver, "abort_notified") or not receiver.bootstrap_infos:
+    told = getattr(receiver, "bootstrap_infos", None)
+    if hasattr(receiver, "abort_notified") or not told:
         return
     import numpy
 
-    with meanwhile(receiver, bootstrap_infos=[info | {"is_dummy": True} for info in receiver.bootstrap_infos]):
+    with meanwhile(receiver, bootstrap_infos=[info | {"is_dummy": True} for info in told]):
         receiver.send_metadata(numpy.empty(0, dtype=numpy.int32))
 
 
