@@ -28,7 +28,7 @@ test: lint
 	$(BIN)/python -m pytest -n 2 --dist loadgroup -m "not gpu and not long" --durations=15 $(ARGS)
 
 long: $(READY) $(MOONCAKE)/.ready
-	$(WITH_MOONCAKE) OWN_DRAFT_TOKENS=2,3 $(BIN)/python -m pytest -n 2 -m long $(ARGS)
+	$(WITH_MOONCAKE) OWN_DRAFT_TOKENS=3,4 $(BIN)/python -m pytest -n 2 -m long $(ARGS)
 
 pd: $(READY) $(MOONCAKE)/.ready
 	$(WITH_MOONCAKE) $(BIN)/sglang-hisparse demo --pd --release $(or $(RELEASE),0.5.12) $(ARGS)
@@ -46,7 +46,7 @@ fuzz: $(READY)
 	PYTHONPATH=tests $(BIN)/python -m lifecycle.fuzz $(if $(RELEASE),--release $(RELEASE)) --seconds $(or $(SECONDS),60) --seed $(or $(SEED),0) $(ARGS)
 
 speculative: $(READY)
-	OWN_DRAFT_TOKENS=2,3 $(BIN)/python -m pytest tests/e2e/test_speculative.py -k own_way $(ARGS)
+	OWN_DRAFT_TOKENS=3,4 $(BIN)/python -m pytest tests/e2e/test_speculative.py -k own_way $(ARGS)
 
 reproduce: $(READY)
 	PYTHONPATH=tests $(BIN)/python -m lifecycle.reproduce $(PATCH)

@@ -47,7 +47,7 @@ def test_half_the_drafts_are_wrong_and_every_walk_is_exact(release: str, variant
 def test_sglangs_own_way_from_0_5_22_on(draft_tokens: int, tmp_path: Path) -> None:
     """Half the drafts wrong, on the real server of 0.5.23, which wants a top-k of 1024.
 
-    With 2 draft tokens the plugin's op answers, with 3 a stand-in that does what SGLang's kernel does. The walk needs
+    With 2 or 3 draft tokens the plugin's op answers, with 4 a stand-in that does what SGLang's kernel does. The walk needs
     rows that the buffer has not, and breaks where one of them is wrong.
     """
     dims = replace(sizes.CPU, index_topk=1024)
@@ -70,7 +70,7 @@ def test_sglangs_own_way_from_0_5_22_on(draft_tokens: int, tmp_path: Path) -> No
         checks.pools_balance(report, server)
         swapped = server.internal_state()[probe.KEY]["swap_in"]
     assert [check.passed for check in report.checks] == [True, True], report.checks
-    assert (swapped["misses"] > 0) == (draft_tokens == 2)  # the plugin's op counts, the stand-in does not
+    assert (swapped["misses"] > 0) == (draft_tokens < 4)  # the plugin's op counts, the stand-in does not
 
 
 def example(name: str, *arguments: str, cwd: Path) -> str:

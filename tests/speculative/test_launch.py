@@ -160,8 +160,8 @@ def test_a_scheduler_says_so_before_it_loads_anything(
 @pytest.mark.parametrize(
     ("steps", "buffer", "skip", "says"),
     [
-        (2, 4096, "", "2 draft tokens are verified by the plugin's swap-in kernel: faster up to 2"),
-        (3, 8192, "", "3 draft tokens are verified by SGLang's swap-in kernel: the plugin's is faster up to 2 only"),
+        (3, 6144, "", "3 draft tokens are verified by the plugin's swap-in kernel: faster up to 3"),
+        (4, 8192, "", "4 draft tokens are verified by SGLang's swap-in kernel: the plugin's is faster up to 3 only"),
         (2, 2048, "", "by SGLang's swap-in kernel: 2 x 2048 rows exceed the hot buffer of 2048"),
         (2, 4096, "swap-in", "by SGLang's swap-in kernel: overlay swap-in is not applied"),
     ],
