@@ -45,9 +45,9 @@ def run(options: argparse.Namespace) -> int:
         bench = read_bench(options.source) if options.source else _measure(options)
         _show(options, bench, engine)
     except ReportError as error:
+        lines.complain("bench", str(error))
         if options.json == STDOUT:
             print(json.dumps({"error": str(error)}))
-        lines.complain("bench", str(error))
         return 2
     return 0
 
@@ -71,17 +71,31 @@ def _prepare(options: argparse.Namespace) -> Engine | None:
 
 
 def _show(options: argparse.Namespace, bench: Bench, engine: Engine | None) -> None:
-    """The results, everywhere they were asked for; the table first, for it needs no disk."""
+    """The results, everywhere they were asked for: files first, for who reads stdout may leave before its end."""
+    try:
+        page = _save(options, bench, engine)
+    except ReportError:
+        with contextlib.suppress(BrokenPipeError, SystemExit):  # a reader that left must not hide the fault
+            _print(options, bench)
+        raise
+    _print(options, bench)
+    if page:
+        print(f"Report: {page}", file=sys.stderr if options.json == STDOUT else sys.stdout)
+
+
+def _save(options: argparse.Namespace, bench: Bench, engine: Engine | None) -> Path | None:
+    """Write the files; returns the report's page."""
+    if options.json and options.json != STDOUT:
+        with _writing(options.json):
+            options.json.write_text(json.dumps(bench.raw, indent=1) + "\n", "utf-8")
+    return write(bench, engine, options.report) if options.report else None
+
+
+def _print(options: argparse.Namespace, bench: Bench) -> None:
     if options.json == STDOUT:
         print(json.dumps(bench.raw, indent=1))
     elif not options.source or not options.report:
         text.show(bench, Console(width=lines.width()))
-    if options.json and options.json != STDOUT:
-        with _writing(options.json):
-            options.json.write_text(json.dumps(bench.raw, indent=1) + "\n", "utf-8")
-    if options.report:
-        page = write(bench, engine, options.report)
-        print(f"Report: {page}", file=sys.stderr if options.json == STDOUT else sys.stdout)
 
 
 @contextlib.contextmanager

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import re
 import sys
 from collections.abc import Callable
@@ -12,7 +14,7 @@ import pytest
 from pages import RAW, RECORD, ROW, changed
 
 from sglang_hisparse_plugin import provenance
-from sglang_hisparse_plugin.cli import main
+from sglang_hisparse_plugin.cli import bench, main
 from sglang_hisparse_plugin.report import ReportError, data, read_engine
 
 
@@ -105,6 +107,42 @@ def test_json_is_printed_alone(capsys: pytest.CaptureFixture[str], tmp_path: Pat
     capsys.readouterr()
     assert main(["bench", "--from=nowhere.json", "--json"]) == 2
     assert "cannot read nowhere.json" in json.loads(capsys.readouterr().out)["error"]
+
+
+def unread(*arguments: str) -> None:
+    """Run the command with a stdout whose reader has left, as of `| head`."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w") as stdout, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "stdout", stdout)
+        with contextlib.suppress(SystemExit):  # as rich ends a program whose output nobody reads
+            main(["bench", f"--from={RECORD}", *arguments])
+        os.dup2(os.open(os.devnull, os.O_WRONLY), writer)  # for what is still in its buffer
+
+
+def test_a_reader_that_leaves_takes_no_results_along(tmp_path: Path) -> None:
+    unread(f"--json={tmp_path / 'run.json'}")
+    assert json.loads((tmp_path / "run.json").read_text()) == RAW
+    unread("--json", f"--report={tmp_path / 'out'}")
+    assert (tmp_path / "out" / "index.html").is_file()
+
+
+def test_a_reader_that_leaves_hides_no_fault(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    unread("--json", f"--report={tmp_path / 'file' / 'out'}")
+    assert "cannot write to" in " ".join(capsys.readouterr().err.split())
+
+
+@pytest.mark.parametrize("asked", [[], ["--json"]])
+def test_results_whose_files_fail_are_shown(asked: list[str], capsys, monkeypatch, tmp_path: Path) -> None:
+    def full(*_: object) -> Path:
+        raise ReportError("cannot write to out: No space left on device")
+
+    monkeypatch.setattr(bench, "write", full)
+    monkeypatch.setattr(bench, "_measure", lambda options: data.bench(RAW))
+    assert main(["bench", *asked, f"--report={tmp_path}"]) == 2
+    said = capsys.readouterr()
+    assert f"{RAW['cells'][0]['us']['plugin']:.1f}" in said.out and "No space left" in said.err
 
 
 def test_a_run_on_a_gpu_is_reported_as_its_file_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
