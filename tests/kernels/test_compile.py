@@ -41,7 +41,14 @@ with jit.override_jit_cuda_arch(8, 0, ""):
 @needs_nvcc
 @pytest.mark.parametrize(
     ("arch", "sizes"),
-    [("80", DEPLOYED), ("90a", DEPLOYED), ("100a", DEPLOYED), ("89", (2048, 8192)), ("90a", (2048, 24000))],
+    [
+        ("80", DEPLOYED),
+        ("90a", DEPLOYED),
+        ("100a", DEPLOYED),
+        ("120", DEPLOYED),
+        ("89", (2048, 8192)),
+        ("90a", (2048, 24000)),
+    ],
 )
 def test_compiles_for(arch: str, sizes: tuple[int, int], tmp_path: Path) -> None:
     """To machine code, with no warning; register spills stay within a few words of a thread.
