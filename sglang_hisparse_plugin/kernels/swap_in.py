@@ -6,6 +6,7 @@ The CUDA kernel and the torch op of ``reference.py`` are interchangeable here, a
 from __future__ import annotations
 
 import functools
+import numbers
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -66,7 +67,7 @@ def swap_in(
             the kernel reads the lower 32 bits: values are from 0 to 2^31 - 1.
         seq_lens: [batch] int32 or int64, tokens of a request, the newest included.
         lru_slots: [requests, hot_buffer_size] int16, slots in the order of eviction. Updated.
-        item_size_bytes: bytes of a row that are copied; any number from 1 to the stride of a row.
+        item_size_bytes: bytes of a row that are copied; any number from 1 to the size of a row.
         num_real_reqs: [1] int32; rows of the batch from there on are padding. None: no padding.
         tail_start: [batch] int32 or int64. Token t >= tail_start lies in slot hot_buffer_size + 1 + t - tail_start,
             in the extra page, and is neither looked up nor copied. None: no resident tail.
@@ -129,13 +130,14 @@ def copy_planned(
     Raises:
         ValueError, TypeError: an argument breaks this contract.
     """
-    device, batch = miss_count.device, miss_count.size(0)
+    device, batch = _place("miss_count", miss_count, 1)
     _vector("miss_count", miss_count, (torch.int32,), 0, device)
     _table("miss_src", miss_src, torch.int64, (batch, 0), device)
     _table("miss_dst", miss_dst, torch.int32, (batch, 0), device)
     if num_real_reqs is not None:
         _vector("num_real_reqs", num_real_reqs, (torch.int32,), 1, device)
     _caches(host_cache, device_buffer, item_size_bytes, device)
+    _integers(blocks=blocks)
     if blocks < 1:
         raise ValueError(f"blocks is {blocks}: at least one is needed")
     if _compiler(device):
@@ -190,6 +192,7 @@ def check_swap_in(
     skip_io: bool,
 ) -> None:
     """Raise unless the arguments keep the contract of :func:`swap_in`. Reads no element of a tensor."""
+    _integers(num_top_k=num_top_k, hot_buffer_size=hot_buffer_size)
     if not 1 <= num_top_k <= hot_buffer_size:
         raise ValueError(
             f"num_top_k is {num_top_k} and hot_buffer_size {hot_buffer_size}: a call may miss every selected token, "
@@ -197,14 +200,14 @@ def check_swap_in(
         )
     if hot_buffer_size > MAX_HOT_BUFFER:
         raise ValueError(f"hot_buffer_size is {hot_buffer_size}: lru_slots are int16, so at most {MAX_HOT_BUFFER}")
-    device, batch = top_k_tokens.device, top_k_tokens.size(0)
-    requests = lru_slots.size(0)
+    device, batch = _place("top_k_tokens", top_k_tokens, 2)
+    requests = _place("lru_slots", lru_slots, 2)[1]
     _table("top_k_tokens", top_k_tokens, torch.int32, (batch, num_top_k), device)
-    _table("top_k_device_locs", top_k_device_locs, torch.int32, (batch, num_top_k), device)
-    _table("device_buffer_tokens", device_buffer_tokens, torch.int32, (requests, hot_buffer_size), device)
+    _table("top_k_device_locs", top_k_device_locs, torch.int32, (batch, num_top_k), device, written=True)
+    _table("device_buffer_tokens", device_buffer_tokens, torch.int32, (requests, hot_buffer_size), device, written=True)
     _table("device_buffer_locs", device_buffer_locs, torch.int32, (requests, hot_buffer_size + 1), device)
     _table("host_cache_locs", host_cache_locs, torch.int64, (requests, 1), device)
-    _table("lru_slots", lru_slots, torch.int16, (requests, hot_buffer_size), device)
+    _table("lru_slots", lru_slots, torch.int16, (requests, hot_buffer_size), device, written=True)
     _vector("req_pool_indices", req_pool_indices, INDEX_TYPES, batch, device)
     _vector("seq_lens", seq_lens, INDEX_TYPES, batch, device)
     if num_real_reqs is not None:
@@ -212,8 +215,8 @@ def check_swap_in(
     if tail_start is not None:
         _vector("tail_start", tail_start, INDEX_TYPES, batch, device)
     if miss_src is not None and miss_dst is not None and miss_count is not None:
-        _table("miss_src", miss_src, torch.int64, (batch, num_top_k), device)
-        _table("miss_dst", miss_dst, torch.int32, (batch, num_top_k), device)
+        _table("miss_src", miss_src, torch.int64, (batch, num_top_k), device, written=True)
+        _table("miss_dst", miss_dst, torch.int32, (batch, num_top_k), device, written=True)
         _vector("miss_count", miss_count, (torch.int32,), batch, device)
     elif not (miss_src is miss_dst is miss_count is None):
         raise ValueError("miss_src, miss_dst and miss_count are one plan: pass all three or none")
@@ -222,23 +225,61 @@ def check_swap_in(
     _caches(host_cache, device_buffer, item_size_bytes, device)
 
 
-def _table(name: str, tensor: Tensor, dtype: torch.dtype, at_least: tuple[int, int], device: torch.device) -> None:
-    _typed(name, tensor, (dtype,), device)
-    if tensor.dim() != 2 or tensor.size(0) < at_least[0] or tensor.size(1) < at_least[1]:
+def _integers(**values: int) -> None:
+    for name, value in values.items():
+        if not isinstance(value, numbers.Integral):
+            raise TypeError(f"{name} is {value!r}: an int is needed")
+
+
+def _place(name: str, tensor: Tensor, dimensions: int) -> tuple[torch.device, int]:
+    """Device and first size of the tensor that the others are measured by."""
+    _dimensions(name, tensor, dimensions)
+    if tensor.is_meta:
+        raise ValueError(f"{name} is on meta, which holds no values")
+    return tensor.device, tensor.size(0)
+
+
+def _dimensions(name: str, tensor: Tensor, number: int) -> None:
+    _is_tensor(name, tensor)
+    if tensor.dim() != number:
+        raise ValueError(
+            f"{name} is {_shape(tensor)}: {'one dimension is' if number == 1 else 'two dimensions are'} needed"
+        )
+
+
+def _is_tensor(name: str, tensor: Tensor) -> None:
+    if not isinstance(tensor, Tensor):
+        raise TypeError(f"{name} is of type {type(tensor).__name__}: a tensor is needed")
+
+
+def _table(
+    name: str,
+    tensor: Tensor,
+    dtype: torch.dtype,
+    at_least: tuple[int, int],
+    device: torch.device,
+    *,
+    written: bool = False,
+) -> None:
+    _typed(name, tensor, 2, (dtype,), device)
+    if tensor.size(0) < at_least[0] or tensor.size(1) < at_least[1]:
         raise ValueError(f"{name} is {_shape(tensor)}: {list(at_least)} or larger is needed")
     if tensor.stride(1) != 1:
         raise ValueError(f"{name} has stride {tensor.stride(1)} within a row: rows must be contiguous")
+    if written and tensor.size(0) > 1 and tensor.stride(0) < at_least[1]:
+        raise ValueError(f"{name} has rows {tensor.stride(0)} elements apart: they overlap, and are written")
 
 
 def _vector(name: str, tensor: Tensor, dtypes: tuple[torch.dtype, ...], length: int, device: torch.device) -> None:
-    _typed(name, tensor, dtypes, device)
-    if tensor.dim() != 1 or tensor.size(0) < length:
+    _typed(name, tensor, 1, dtypes, device)
+    if tensor.size(0) < length:
         raise ValueError(f"{name} is {_shape(tensor)}: [{length}] or longer is needed")
     if tensor.size(0) > 1 and tensor.stride(0) != 1:
         raise ValueError(f"{name} has stride {tensor.stride(0)}: it must be contiguous")
 
 
-def _typed(name: str, tensor: Tensor, dtypes: tuple[torch.dtype, ...], device: torch.device) -> None:
+def _typed(name: str, tensor: Tensor, dimensions: int, dtypes: tuple[torch.dtype, ...], device: torch.device) -> None:
+    _dimensions(name, tensor, dimensions)
     if tensor.dtype not in dtypes:
         raise TypeError(f"{name} is {tensor.dtype}: {' or '.join(map(str, dtypes))} is needed")
     if tensor.device != device:
@@ -246,16 +287,25 @@ def _typed(name: str, tensor: Tensor, dtypes: tuple[torch.dtype, ...], device: t
 
 
 def _caches(host_cache: Tensor, device_buffer: Tensor, item_size_bytes: int, device: torch.device) -> None:
-    if device_buffer.device != device:
-        raise ValueError(f"device_buffer is on {device_buffer.device}, the tables on {device}")
+    _integers(item_size_bytes=item_size_bytes)
     for name, cache in (("host_cache", host_cache), ("device_buffer", device_buffer)):
+        _is_tensor(name, cache)
+        if cache.dim() == 0 or cache.size(0) == 0:
+            raise ValueError(f"{name} is {_shape(cache)}: [rows, ...] with a row at least is needed")
         row = cache[0]
         if not row.is_contiguous():
             raise ValueError(f"{name} has strides {tuple(cache.stride())}: the bytes of a row must be contiguous")
-        if not 1 <= item_size_bytes <= row.numel() * row.element_size():
-            raise ValueError(
-                f"item_size_bytes is {item_size_bytes}, a row of {name} has {row.numel() * row.element_size()} bytes"
-            )
+        size = row.numel() * row.element_size()
+        if not 1 <= item_size_bytes <= size:
+            raise ValueError(f"item_size_bytes is {item_size_bytes}, a row of {name} has {size} bytes")
+    if device_buffer.device != device:
+        raise ValueError(f"device_buffer is on {device_buffer.device}, the tables on {device}")
+    if host_cache.device != device and host_cache.device.type != "cpu":
+        raise ValueError(f"host_cache is on {host_cache.device}: host memory, or memory of {device}, is needed")
+    if device_buffer.size(0) > 1 and device_buffer.stride(0) * device_buffer.element_size() < item_size_bytes:
+        raise ValueError(
+            f"device_buffer has strides {tuple(device_buffer.stride())}: its rows overlap, and are written"
+        )
 
 
 def _shape(tensor: Tensor) -> str:

@@ -33,8 +33,8 @@ def call(**changes):
     return tables | changes
 
 
-def zeros(*shape, dtype=torch.int32):
-    return torch.zeros(*shape, dtype=dtype)
+def zeros(*shape, dtype=torch.int32, **options):
+    return torch.zeros(*shape, dtype=dtype, **options)
 
 
 BROKEN = [
@@ -69,6 +69,32 @@ BROKEN = [
     ),
     ({"seq_lens": torch.zeros(1, dtype=torch.int32, device="meta")}, ValueError, "seq_lens is on meta"),
     ({"device_buffer": torch.zeros(20, 8, device="meta")}, ValueError, "device_buffer is on meta"),
+    ({"host_cache": torch.zeros(40, 8, device="meta")}, ValueError, "host_cache is on meta: host memory, or memory of"),
+    ({"top_k_tokens": zeros(1, 4, device="meta")}, ValueError, "top_k_tokens is on meta, which holds no values"),
+    ({"host_cache": torch.zeros(0, 8)}, ValueError, r"host_cache is \[0, 8\]: \[rows, ...\] with a row at least"),
+    ({"device_buffer": torch.zeros(0, 8)}, ValueError, r"device_buffer is \[0, 8\]: \[rows, ...\] with a row at least"),
+    ({"host_cache": torch.tensor(1.0)}, ValueError, r"host_cache is \[\]: \[rows, ...\] with a row at least"),
+    ({"top_k_tokens": torch.tensor(1, dtype=torch.int32)}, ValueError, r"top_k_tokens is \[\]: two dimensions"),
+    ({"top_k_tokens": zeros(4)}, ValueError, r"top_k_tokens is \[4\]: two dimensions are needed"),
+    ({"lru_slots": torch.tensor(1, dtype=torch.int16)}, ValueError, r"lru_slots is \[\]: two dimensions"),
+    ({"seq_lens": zeros(1, 2)}, ValueError, r"seq_lens is \[1, 2\]: one dimension is needed"),
+    ({"seq_lens": 10}, TypeError, "seq_lens is of type int: a tensor is needed"),
+    ({"top_k_tokens": [[0, 1, 2, 3]]}, TypeError, "top_k_tokens is of type list: a tensor is needed"),
+    ({"num_real_reqs": 1}, TypeError, "num_real_reqs is of type int: a tensor is needed"),
+    ({"host_cache": None}, TypeError, "host_cache is of type NoneType: a tensor is needed"),
+    ({"num_top_k": 4.0}, TypeError, "num_top_k is 4.0: an int is needed"),
+    ({"hot_buffer_size": "6"}, TypeError, "hot_buffer_size is '6': an int is needed"),
+    ({"item_size_bytes": 16.0}, TypeError, "item_size_bytes is 16.0: an int is needed"),
+    (
+        {"device_buffer": torch.zeros(1, 8, dtype=torch.bfloat16).expand(20, 8)},
+        ValueError,
+        r"device_buffer has strides \(0, 1\): its rows overlap",
+    ),
+    (
+        {"lru_slots": torch.arange(HOT, dtype=torch.int16).expand(REQUESTS, HOT)},
+        ValueError,
+        "lru_slots has rows 0 elements apart: they overlap",
+    ),
 ]
 
 
