@@ -52,8 +52,10 @@ def update_running_batch(original: Any, scheduler: Any, batch: Any) -> Any:
     c = scheduler.hisparse_coordinator
     if c is not None and batch.hisparse_coordinator is not None:
         going_on = [i for i, req in enumerate(batch.reqs) if not req.finished()]
-        for req in reversed([*(act.req for act in c.ack_staging_queue), *upstream.transferred(scheduler)]):
-            if batch.check_decode_mem(going_on):
+        younger = [*(act.req for act in c.ack_staging_queue), *upstream.transferred(scheduler)]
+        for req in reversed(younger):
+            # SGLang waits for those whose last token is on its way, and for what they give back
+            if upstream.finishing(scheduler, batch) or batch.check_decode_mem(going_on):
                 break
             for lost in upstream.retract(scheduler, [req]):
                 retry_later.answer(scheduler, lost)

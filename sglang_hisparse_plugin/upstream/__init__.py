@@ -53,6 +53,7 @@ from .requests import (
 from .scheduling import (
     act,
     budget_of,
+    finishing,
     holders,
     left_out,
     metric_labels,

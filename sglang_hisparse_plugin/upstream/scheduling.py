@@ -71,6 +71,11 @@ def holders(scheduler: Any, others: Iterable[Any] = ()) -> list[Any]:
     return [req for req in everybody if slot(req) is not None and not req.finished()]
 
 
+def finishing(scheduler: Any, batch: Any) -> list[Any]:
+    """Requests whose last token the pass in flight makes; SGLang leaves them out of the next one from 0.5.22 on."""
+    return list(getattr(scheduler, "_reqs_finishing_inflight", lambda _: [])(batch))
+
+
 def pass_in_flight(scheduler: Any) -> bool:
     """Whether the last pass had requests of this rank: under DP attention it joins others with an idle batch.
 

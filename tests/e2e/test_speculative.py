@@ -47,8 +47,8 @@ def test_half_the_drafts_are_wrong_and_every_walk_is_exact(release: str, variant
 def test_sglangs_own_way_from_0_5_22_on(draft_tokens: int, tmp_path: Path) -> None:
     """Half the drafts wrong, on the real server of 0.5.23, which wants a top-k of 1024.
 
-    With 2 or 3 draft tokens the plugin's op answers, with 4 a stand-in that does what SGLang's kernel does. The walk needs
-    rows that the buffer has not, and breaks where one of them is wrong.
+    With 2 or 3 draft tokens the plugin's op answers, with 4 a stand-in that does what SGLang's kernel does. The walk
+    needs rows that the buffer has not, and breaks where one of them is wrong.
     """
     dims = replace(sizes.CPU, index_topk=1024)
     length = 1024 * draft_tokens + 552
