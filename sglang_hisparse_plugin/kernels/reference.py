@@ -6,10 +6,15 @@ misses decides the shapes.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
 from . import counters as count
+
+# What SGLang's tables hold for a token without a host row. Any row may be copied for it: here it is the last.
+NO_HOST_ROW = -1
 
 
 def swap_in(
@@ -35,38 +40,60 @@ def swap_in(
     counters: Tensor | None = None,
     skip_io: bool = False,
 ) -> None:
-    """Same arguments, same effects as :func:`sglang_hisparse_plugin.kernels.swap_in.swap_in`, unchecked."""
+    """Same arguments, same effects as :func:`sglang_hisparse_plugin.kernels.swap_in.swap_in`.
+
+    Everything is planned before anything is written, so a call that raises changes nothing.
+
+    Raises:
+        ValueError: a value in a table or index names a request, token or row that is not there.
+    """
     batch = top_k_tokens.size(0)
     real = batch if num_real_reqs is None else min(batch, int(num_real_reqs[0]))
-    top_k_device_locs[:batch, :num_top_k] = -1
-    if miss_count is not None:
-        miss_count[:batch] = 0
-
     rids, lengths = req_pool_indices.tolist(), seq_lens.tolist()
     tails = lengths if tail_start is None else tail_start.tolist()
+    all_slots = torch.arange(hot_buffer_size, device=lru_slots.device)
+    planned: dict[int, _Tables] = {}
+    answers, copies = [], []
     for row in range(real):
         rid = rids[row]
-        tokens = top_k_tokens[row, :num_top_k].long()
-        slots, missed_tokens, victims = _plan(
-            tokens,
-            device_buffer_tokens[rid],
-            lru_slots[rid, :hot_buffer_size],
+        if not 0 <= rid < lru_slots.size(0):
+            raise ValueError(f"req_pool_indices[{row}] is {rid}: the tables have {lru_slots.size(0)} requests")
+        tables = planned.setdefault(
+            rid, _Tables(device_buffer_tokens[rid].clone(), lru_slots[rid, :hot_buffer_size].clone())
+        )
+        if lengths[row] > hot_buffer_size and not torch.equal(tables.lru.long().sort().values, all_slots):
+            raise ValueError(f"lru_slots of request {rid} do not hold each slot from 0 to {hot_buffer_size - 1} once")
+        slots, missed, victims = _plan(
+            top_k_tokens[row, :num_top_k].long(),
+            *tables,
             seq_len=lengths[row],
             tail=tails[row],
             hot=hot_buffer_size,
         )
         locs = device_buffer_locs[rid]
         found = (slots >= 0) & (slots < locs.size(0))
-        top_k_device_locs[row, :num_top_k] = torch.where(found, locs[torch.where(found, slots, 0)], -1)
+        answers.append((found.sum(), torch.where(found, locs[torch.where(found, slots, 0)], -1)))
+        _inside("top_k_tokens that are missed", missed, host_cache_locs.size(1), "host_cache_locs")
+        src, dst = host_cache_locs[rid][missed], locs[victims]
+        if not skip_io:
+            _inside("host_cache_locs", src, host_cache.size(0), "host_cache", least=NO_HOST_ROW)
+            _inside("device_buffer_locs", dst, device_buffer.size(0), "device_buffer")
+        copies.append((src, dst))
 
-        misses = missed_tokens.numel()
-        src, dst = host_cache_locs[rid][missed_tokens], locs[victims]
+    top_k_device_locs[:batch, :num_top_k] = -1
+    if miss_count is not None:
+        miss_count[:batch] = 0
+    for rid, tables in planned.items():
+        device_buffer_tokens[rid], lru_slots[rid, :hot_buffer_size] = tables
+    for row, ((found, locs), (src, dst)) in enumerate(zip(answers, copies, strict=True)):
+        top_k_device_locs[row, :num_top_k] = locs
+        misses = src.numel()
         if misses and not skip_io:
             _copy_rows(host_cache, device_buffer, src, dst, item_size_bytes)
         if miss_src is not None and miss_dst is not None and miss_count is not None:
             miss_src[row, :misses], miss_dst[row, :misses], miss_count[row] = src, dst, misses
         if counters is not None:
-            served = [int(found.sum()) - misses, misses, misses * item_size_bytes, 1]
+            served = [int(found) - misses, misses, misses * item_size_bytes, 1]
             counters[: count.MISSES] += torch.tensor(served, device=counters.device)
             counters[count.MISSES + count.miss_bucket(misses)] += 1
 
@@ -81,10 +108,35 @@ def copy_planned(
     device_buffer: Tensor,
     item_size_bytes: int,
 ) -> None:
-    """Same effects as :func:`sglang_hisparse_plugin.kernels.swap_in.copy_planned`, unchecked."""
-    real = miss_count.size(0) if num_real_reqs is None else min(miss_count.size(0), int(num_real_reqs[0]))
+    """Same effects as :func:`sglang_hisparse_plugin.kernels.swap_in.copy_planned`.
+
+    Raises:
+        ValueError: a count or a row of the plan is out of range; nothing was copied.
+    """
+    real = miss_count.size(0) if num_real_reqs is None else min(miss_count.size(0), max(0, int(num_real_reqs[0])))
+    width = min(miss_src.size(1), miss_dst.size(1))
+    copies = []
     for row, misses in enumerate(miss_count[:real].tolist()):
-        _copy_rows(host_cache, device_buffer, miss_src[row, :misses], miss_dst[row, :misses], item_size_bytes)
+        if not 0 <= misses <= width:
+            raise ValueError(f"miss_count[{row}] is {misses}: the plan has room for {width}")
+        copies.append((miss_src[row, :misses], miss_dst[row, :misses]))
+        _inside("miss_src", copies[-1][0], host_cache.size(0), "host_cache", least=NO_HOST_ROW)
+        _inside("miss_dst", copies[-1][1], device_buffer.size(0), "device_buffer")
+    for src, dst in copies:
+        _copy_rows(host_cache, device_buffer, src, dst, item_size_bytes)
+
+
+class _Tables(NamedTuple):
+    """One request's rows, as a call leaves them."""
+
+    buffer_tokens: Tensor
+    lru: Tensor
+
+
+def _inside(name: str, values: Tensor, size: int, of: str, least: int = 0) -> None:
+    wrong = values[(values < least) | (values >= size)]
+    if wrong.numel():
+        raise ValueError(f"{name}: {int(wrong[0])} is not in {of}, which has {size}")
 
 
 def _plan(
@@ -135,11 +187,8 @@ def _copy_rows(source: Tensor, target: Tensor, src: Tensor, dst: Tensor, item_si
 
 
 def _bytes(cache: Tensor) -> Tensor:
-    """View [rows, ...] of any dtype as [rows, bytes]; a copy would lose the writes, so it must be a view."""
-    return cache.view(torch.uint8).view(cache.size(0), -1) if cache.is_contiguous() else _strided_bytes(cache)
-
-
-def _strided_bytes(cache: Tensor) -> Tensor:
-    width = cache[0].numel() * cache.element_size()
-    raw = cache.view(torch.uint8)
-    return raw.as_strided((cache.size(0), width), (raw.stride(0), 1))
+    """View [rows, ...] of any dtype as [rows, bytes], whatever the strides; a copy would lose the writes."""
+    size = cache.element_size()
+    shape = (cache.size(0), cache[0].numel() * size)
+    raw = torch.empty(0, dtype=torch.uint8, device=cache.device)
+    return raw.set_(cache.untyped_storage(), cache.storage_offset() * size, shape, (cache.stride(0) * size, 1))
