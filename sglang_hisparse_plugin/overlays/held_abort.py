@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from typing import Any
 
 from .. import upstream
@@ -34,7 +33,7 @@ def abort_request(original: Any, scheduler: Any, recv_req: Any) -> Any:
         meant = [req for req in held if upstream.means(recv_req, req)]
         setattr(queue, HELD, [req for req in held if not any(req is other for other in meant)])
         for req in meant:
-            req.finished_reason = importlib.import_module(upstream.BATCH).FINISH_ABORT()
+            req.finished_reason = upstream.aborted()
             upstream.answer_abort(scheduler, req, req.finished_reason.to_json())
     return original(scheduler, recv_req)
 

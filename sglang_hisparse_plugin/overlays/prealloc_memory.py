@@ -74,8 +74,7 @@ def pop_preallocated(original: Any, queue: Any, *args: Any, **kwargs: Any) -> An
     small = [(entry, names) for entry, names in ready if names]  # the rest may wait for their LoRA adapters
     for entry, lacking in filter(None, small[:1] if ready else [queue.hisparse_lacking]):
         message = never(scheduler.hisparse_coordinator, entry.req, lacking)
-        abort = importlib.import_module(upstream.BATCH).FINISH_ABORT
-        entry.req.finished_reason = abort(message, status_code=upstream.NEVER)  # answered in the next pass
+        entry.req.finished_reason = upstream.aborted(message, status_code=upstream.NEVER)  # answered in the next pass
     return result
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from http import HTTPStatus
 from typing import Any
 
@@ -13,8 +12,7 @@ MESSAGE = "Retracted under memory pressure, and HiSparse keeps no KV to resume f
 
 def reason(message: str = MESSAGE) -> Any:
     """The end of such a request."""
-    abort = importlib.import_module(upstream.BATCH).FINISH_ABORT
-    return abort(message, status_code=HTTPStatus.SERVICE_UNAVAILABLE)
+    return upstream.aborted(message, status_code=HTTPStatus.SERVICE_UNAVAILABLE)
 
 
 def answer(scheduler: Any, req: Any, message: str = MESSAGE) -> None:

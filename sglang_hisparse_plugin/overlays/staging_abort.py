@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import importlib
 from typing import Any
 
 from .. import upstream
@@ -54,7 +53,7 @@ def abort_request(original: Any, scheduler: Any, recv_req: Any) -> Any:
         if meant:
             upstream.release(scheduler, meant)
             for req in meant:  # its prefill batch may still be around, and leaves finished requests out
-                req.finished_reason = importlib.import_module(upstream.BATCH).FINISH_ABORT()
+                req.finished_reason = upstream.aborted()
             scheduler.waiting_queue += meant
     return original(scheduler, recv_req)
 

@@ -38,6 +38,7 @@ from .requests import (
     CLIENT,
     NEVER,
     abort_reason,
+    aborted,
     allocated_len,
     answer_abort,
     batch_of,

@@ -115,6 +115,11 @@ def refuse(scheduler: Any, req: Any, message: str) -> None:
     getattr(scheduler, "output_streamer", scheduler).stream_output([req], req.return_logprob)  # its own from 0.5.13
 
 
+def aborted(*how: Any, **more: Any) -> Any:
+    """SGLang's finish reason of a request that is aborted: a message, and the status_code of the answer."""
+    return importlib.import_module(BATCH).FINISH_ABORT(*how, **more)
+
+
 def answer_abort(scheduler: Any, req: Any, reason: dict[str, Any]) -> None:
     """Tell the tokenizer that a request outside of any batch has ended. By way of the scheduler itself to 0.5.14."""
     message = importlib.import_module("sglang.srt.managers.io_struct").AbortReq(rid=req.rid, finished_reason=reason)
