@@ -38,6 +38,13 @@ __device__ __forceinline__ void store(int32_t* p, int32_t v) {
 __device__ __forceinline__ void store(int16_t* p, int16_t v) {
   asm volatile("st.global.b16 [%0], %1;" ::"l"(p), "h"(v) : "memory");
 }
+// (a & mask) ^ b, as one instruction wherever it stands.
+template <uint32_t kMask>
+__device__ __forceinline__ uint32_t masked_xor(uint32_t a, uint32_t b) {
+  uint32_t v;
+  asm("lop3.b32 %0, %1, %2, %3, 0x6a;" : "=r"(v) : "r"(a), "n"(kMask), "r"(b));
+  return v;
+}
 // `p` as one address from here on, which the compiler would otherwise put together anew at each use.
 template <typename T>
 __device__ __forceinline__ T* in_register(T* p) {

@@ -13,8 +13,10 @@ constexpr int ceil_log2(int n) { return n <= 1 ? 0 : 1 + ceil_log2((n + 1) / 2);
 // Shared memory that a block may ask for: 227 KB on sm_90 and sm_100, 163 on sm_80, 99 on their smaller relatives.
 #if SGL_CUDA_ARCH == 860 || SGL_CUDA_ARCH == 890 || SGL_CUDA_ARCH >= 1200
 constexpr int kSharedBytes = 99 << 10, kMaxBucketBits = 13;
+#elif SGL_CUDA_ARCH < 900
+constexpr int kSharedBytes = 163 << 10, kMaxBucketBits = 14;
 #else
-constexpr int kSharedBytes = (SGL_CUDA_ARCH >= 900 ? 227 : 163) << 10, kMaxBucketBits = 14;
+constexpr int kSharedBytes = 227 << 10, kMaxBucketBits = 15;
 #endif
 
 // kCluster blocks of kThreads threads serve one request; a lane keeps kInFlight loads of host memory outstanding.
@@ -23,7 +25,7 @@ struct SwapInConfig {
   static constexpr int kTopK = kTopK_, kHot = kHot_;
   static constexpr int kCluster = kCluster_, kThreads = kThreads_, kInFlight = kInFlight_;
   static constexpr int kWarps = kThreads / 32;
-  static constexpr int kBlocksPerProcessor = kThreads > 512 || kInFlight > 4 ? 1 : 2;  // share the registers
+  static constexpr int kBlocksPerProcessor = kCluster == 1 || kThreads > 512 || kInFlight > 4 ? 1 : 2;  // share registers
 
   // One bit per top-k entry and per place in the LRU order, 32 to a word.
   static constexpr int kTopKWords = ceil_div(kTopK, 32), kEntries = kTopKWords * 32;
@@ -32,24 +34,32 @@ struct SwapInConfig {
   static constexpr int kHotPerWarp = ceil_div(kHotWords, kCluster * kWarps);  // words
   static constexpr bool kHotIsEven = kHot == kCluster * kWarps * kHotPerWarp * 32;  // every lane has as many places
 
-  // Hash table of the selected tokens: a bucket holds an entry and what of its token the bucket's number does not say.
-  // Eight times as many buckets as entries, as far as shared memory goes: a second look is rare.
-  static constexpr int kIndexBits = ceil_log2(kEntries);
-  static constexpr int kBucketBits = std::max(std::min(kMaxBucketBits, kIndexBits + 3), kIndexBits);
-  static constexpr int kBuckets = 1 << kBucketBits;
-  static_assert(31 - kBucketBits + kIndexBits <= 31, "a token's upper bits, an entry and kMore share a word");
-  // No negative token's upper bits are an empty bucket's.
-  static constexpr bool kSignFits = kBucketBits >= kIndexBits + 2;
-
-  // The buffer's tables are copied to shared memory as far as there is room beside the rest, to be read in LRU order.
   // A block of a large cluster has few hits: it reads their device rows and writes the answers one by one. Others list
   // the slots by entry first.
-  static constexpr int kRest =
-      kBuckets * 4 + kHotWords * 64 + kEntries * 8 + (kCluster + 4) * kTopKWords * 4 + kHotWords * 4 + 256;
   static constexpr bool kListed = kCluster <= 4;
-  static constexpr int kList = kListed ? kEntries * 2 : 0;
-  static constexpr bool kTokensInShared = kRest + kHot * 4 + kList <= kSharedBytes;
-  static constexpr bool kLocsInShared = kListed && kRest + kHot * 8 + kList <= kSharedBytes;
+
+  // Hash table of the selected tokens: a bucket holds an entry and what of its token the bucket's number does not say.
+  // Sixteen times as many buckets as entries, as far as shared memory goes: a second look is rare.
+  static constexpr int kIndexBits = ceil_log2(kEntries);
+  static constexpr int shared_with(int bucket_bits) {
+    return (4 << bucket_bits) + kHotWords * 68 + kEntries * (kListed ? 10 : 8) + (kCluster + 4) * kTopKWords * 4 + 256;
+  }
+  static constexpr int fitting(int bits) {
+    return bits > kIndexBits && shared_with(bits) > kSharedBytes ? fitting(bits - 1) : bits;
+  }
+  static constexpr int kBucketBits = std::max(fitting(std::min(kMaxBucketBits, kIndexBits + 4)), kIndexBits);
+  static constexpr int kBuckets = 1 << kBucketBits;
+
+  // A bucket's value: the token's upper bits, where they stand in the token; below them an entry, times two where there is
+  // room, as `slots` is addressed by. If a bit is left between, it tells an empty bucket from one of a negative token.
+  static constexpr uint32_t kUpper = (1u << 31) - (1u << kBucketBits);
+  static constexpr int kEntryShift = kBucketBits > kIndexBits, kEntryBits = kIndexBits + kEntryShift;
+  static constexpr bool kBitLeft = kBucketBits > kEntryBits;
+
+  // The buffer's tables are copied to shared memory as far as there is room beside the rest, to be read in LRU order.
+  static constexpr int kRest = shared_with(kBucketBits);
+  static constexpr bool kTokensInShared = kRest + kHot * 4 <= kSharedBytes;
+  static constexpr bool kLocsInShared = kListed && kRest + kHot * 8 <= kSharedBytes;
 
   static_assert(kTopK >= 1 && kTopK <= kHot, "a call may miss top_k tokens, and each needs a slot");
   static_assert(kHot <= 32768, "slots are stored as int16");

@@ -19,7 +19,7 @@ __device__ __forceinline__ void cluster_sync() {
 }
 
 template <typename Config>
-__device__ __forceinline__ void clear(SharedMemory<Config>& s, int rank) {
+__device__ __forceinline__ void clear(SharedMemory<Config>& s) {
   const auto fill = [](auto* words, auto count, int32_t value) {
     static_assert(count() % 4 == 0);
     for_each<count() / 4, Config::kThreads>(
@@ -29,13 +29,13 @@ __device__ __forceinline__ void clear(SharedMemory<Config>& s, int rank) {
   fill(s.next, std::integral_constant<int, Config::kEntries>{}, kEmpty);
   if constexpr (Config::kListed) fill(s.slots, std::integral_constant<int, Config::kEntries / 2>{}, -1);
   for_each<Config::kTopKWords, Config::kThreads>([&](int w) { s.settled[w] = s.found[w] = 0; });
-  if (threadIdx.x == 0) {
-    s.not_looked_up = s.no_slot = s.repeated = s.hits_in_order = 0;
-    if constexpr (Config::kCluster > 1) {
-      ptx::mailbox_init(&s.hits_mailbox, (Config::kHotWords - own_words<Config>(rank)) * 4);
-      ptx::mailbox_init(&s.found_mailbox, Config::kCluster * Config::kTopKWords * 4);
-    }
-  }
+  if (threadIdx.x == 0) s.not_looked_up = s.no_slot = s.repeated = s.hits_in_order = 0;
+}
+
+template <typename Config>
+__device__ __forceinline__ void init_mailboxes(SharedMemory<Config>& s, int rank) {
+  ptx::mailbox_init(&s.hits_mailbox, (Config::kHotWords - own_words<Config>(rank)) * 4);
+  ptx::mailbox_init(&s.found_mailbox, Config::kCluster * Config::kTopKWords * 4);
 }
 
 template <typename Config>
@@ -45,10 +45,14 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerProcessor)
   auto& s = *reinterpret_cast<SharedMemory<Config>*>(shared_memory);
   const int row = blockIdx.x / Config::kCluster, rank = blockIdx.x % Config::kCluster;
 
-  clear(s, rank);
-  if constexpr (Config::kCluster > 1) ptx::cluster_arrive_relaxed();
   const int32_t* word = ptx::in_register(request_word(p, row));
-  if (threadIdx.x < 4) s.expected[threadIdx.x] = word ? ptx::load(word) : 0;
+  const int32_t foretold = word ? ptx::load(word) : 0;  // under way while the table is cleared
+  if constexpr (Config::kCluster > 1) {
+    if (threadIdx.x == 0) init_mailboxes(s, rank);
+    ptx::cluster_arrive_relaxed();
+  }
+  clear(s);
+  if (threadIdx.x < 4) s.expected[threadIdx.x] = foretold;
   __syncthreads();  // the table is empty
   if constexpr (Config::kCluster > 1) ptx::cluster_wait();  // all blocks run: their shared memory may be written
   // The predecessor may write what a request is told by, but mostly that was written long ago: where it is as expected,
@@ -119,7 +123,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerProcessor)
     residents.answer(r);
   }
   if (__builtin_expect(totals.misses == 0, 1)) {
-    write_lru(s, r.lru, rank, totals);
+    write_lru_of_hits(s, residents, r.lru, rank, totals);
     if (rank == 0 && p.miss_count && threadIdx.x == 0) p.miss_count[row] = 0;
     if constexpr (Config::kCluster > 1) ptx::mailbox_wait(&s.found_mailbox);  // nobody writes here any more
     return;

@@ -25,6 +25,25 @@ inline void check(cudaError_t status, const char* what) {
   TVM_FFI_THROW(RuntimeError) << what << ": " << cudaGetErrorString(status);
 }
 
+// The tensors' device, whichever the caller's thread has chosen.
+class DeviceGuard {
+ public:
+  explicit DeviceGuard(int device) {
+    check(cudaGetDevice(&before_), "cudaGetDevice");
+    if (device != before_) check(cudaSetDevice(device), "cudaSetDevice");
+    changed_ = device != before_;
+  }
+  ~DeviceGuard() {
+    if (changed_) cudaSetDevice(before_);
+  }
+  DeviceGuard(const DeviceGuard&) = delete;
+  DeviceGuard& operator=(const DeviceGuard&) = delete;
+
+ private:
+  int before_ = 0;
+  bool changed_ = false;
+};
+
 template <typename T>
 T* data(const TensorView& tensor) {
   return reinterpret_cast<T*>(static_cast<char*>(tensor.data_ptr()) + tensor.byte_offset());
@@ -107,6 +126,7 @@ void swap_in(TensorView top_k_tokens, TensorView device_buffer_tokens, TensorVie
   using Config = SwapInConfig<kTopK, kHot, kCluster, kThreads, kInFlight>;
   const int64_t batch = top_k_tokens.size(0);
   if (batch == 0) return;
+  const DeviceGuard guard(top_k_tokens.device().device_id);
   SwapInParams p{};
   p.top_k_tokens = data<const int32_t>(top_k_tokens);
   p.device_buffer_locs = data<const int32_t>(device_buffer_locs);
@@ -148,6 +168,7 @@ template <int kThreads>
 void copy_planned(TensorView miss_src, TensorView miss_dst, TensorView miss_count, Optional<TensorView> num_real_reqs,
                   TensorView host_cache, TensorView device_buffer, int64_t item_size_bytes, int64_t blocks) {
   if (miss_count.size(0) == 0) return;
+  const DeviceGuard guard(miss_src.device().device_id);
   CopyPlannedParams p{};
   p.miss_src = data<const int64_t>(miss_src);
   p.miss_dst = data<const int32_t>(miss_dst);

@@ -45,9 +45,12 @@ __device__ __forceinline__ void stage_locs(SharedMemory<Config>& s, const Reques
 // The places in LRU order that this block looks up; a lane has kAtOnce at a time.
 template <typename Config>
 struct Residents {
-  static constexpr int kRounds = ceil_div(Config::kHotPerWarp, 8), kAtOnce = ceil_div(Config::kHotPerWarp, kRounds);
+  static constexpr int kRounds = Config::kHotPerWarp <= 12 ? 1 : ceil_div(Config::kHotPerWarp, 8);
+  static constexpr int kAtOnce = ceil_div(Config::kHotPerWarp, kRounds);
   static constexpr bool kEven = Config::kHotIsEven && Config::kHotPerWarp % kAtOnce == 0;
+  int slots[kAtOnce];
   uint32_t found[kAtOnce];  // as in `follow`
+  uint32_t hits[kAtOnce];   // of the whole warp
   int32_t locs[kAtOnce];    // where it is; unless kListed
 
   // Whether this warp has the word `at` after its first.
@@ -58,9 +61,7 @@ struct Residents {
 
   __device__ __forceinline__ void look_up(SharedMemory<Config>& s, const Request& r, int rank, int round) {
     const int first = first_word<Config>(rank) + round * kAtOnce, lane = threadIdx.x % 32;
-    int slots[kAtOnce];
     int32_t tokens[kAtOnce];
-    uint32_t upper[kAtOnce], hits[kAtOnce];
 #pragma unroll
     for (int k = 0; k < kAtOnce; ++k) {
       const int place = (first + k) * 32 + lane;
@@ -79,13 +80,18 @@ struct Residents {
     }
 #pragma unroll
     for (int k = 0; k < kAtOnce; ++k) {
-      upper[k] = upper_bits<Config>(tokens[k]);
-      found[k] = bucket(s, tokens[k]) ^ upper[k];
-      if (!Config::kSignFits && tokens[k] < 0) found[k] = kEmpty;
+      found[k] = difference<Config>(tokens[k], bucket(s, tokens[k]));
+      if (!Config::kBitLeft && tokens[k] < 0) found[k] = kEmpty;
     }
-    follow<Config>(s, upper, found);
+    follow<Config>(s, tokens, found);
 #pragma unroll
-    for (int k = 0; k < kAtOnce; ++k) hits[k] = __ballot_sync(~0u, is_entry<Config>(found[k]));
+    for (int k = 0; k < kAtOnce; ++k) {
+      const bool hit = is_entry<Config>(found[k]);
+      hits[k] = __ballot_sync(~0u, hit);
+      if constexpr (Config::kListed) {
+        if (hit) s.slots[entry_of<Config>(found[k])] = static_cast<uint16_t>(slots[k]);
+      }
+    }
     if constexpr (kEven && kAtOnce % 4 == 0) {
 #pragma unroll
       for (int k = 0; k < kAtOnce; k += 4) {
@@ -113,13 +119,11 @@ struct Residents {
         }
       }
     }
+    if constexpr (!Config::kListed) {
 #pragma unroll
-    for (int k = 0; k < kAtOnce; ++k) {
-      if (!is_entry<Config>(found[k])) continue;
-      const int entry = entry_of<Config>(found[k]);
-      if constexpr (Config::kListed) {
-        s.slots[entry] = static_cast<uint16_t>(slots[k]);
-      } else {
+      for (int k = 0; k < kAtOnce; ++k) {
+        if (!is_entry<Config>(found[k])) continue;
+        const int entry = entry_of<Config>(found[k]);
         locs[k] = ptx::load(r.buffer_locs + slots[k]);
         atomicOr(&s.found[entry / 32], 1u << entry % 32);
       }
@@ -143,35 +147,65 @@ struct Totals {
 
 template <typename Config>
 __device__ __forceinline__ Totals total(const SharedMemory<Config>& s, int rank) {
-  const int first = first_word<Config>(rank);
+  const int first = first_word<Config>(rank), lane = threadIdx.x % 32;
   uint32_t sum = 0;  // all in the lower half, those before `first` in the upper
+  constexpr int kPerLane = Config::kHotWords / 32;
+  if constexpr (Config::kHotWords % 64 == 0 && Config::kHotPerWarp % kPerLane == 0) {  // neighbouring words of one warp
+#pragma unroll
+    for (int k = 0; k < kPerLane; k += 2) {
+      const uint2 two = reinterpret_cast<const uint2*>(s.hits)[(lane * kPerLane + k) / 2];
+      sum += __popc(two.x) + __popc(two.y);
+    }
+    sum += lane * kPerLane < first ? sum << 16 : 0;
+  } else {
 #pragma unroll 4
-  for (int w = threadIdx.x % 32; w < Config::kHotWords; w += 32) {
-    const uint32_t hits = __popc(s.hits[w]);
-    sum += hits + (w < first ? hits << 16 : 0);
+    for (int w = lane; w < Config::kHotWords; w += 32) {
+      const uint32_t hits = __popc(s.hits[w]);
+      sum += hits + (w < first ? hits << 16 : 0);
+    }
   }
   sum = __reduce_add_sync(~0u, sum);
   const int hits = sum & 0xffff;
   return {Config::kEntries - s.not_looked_up - hits, Config::kHot - hits, static_cast<int>(sum >> 16)};
 }
 
-// New order: slots nobody asked for, then the just-loaded, then the hits; each keeps its old order.
+// New order: slots nobody asked for, then the just-loaded, then the hits; each keeps its old order. hits(at), slot(at): of
+// the place that this lane has in the word `at` of its warp, and all hits of the word.
+template <typename Config, bool kMisses, typename Hits, typename Slot>
+__device__ __forceinline__ void write_lru(int16_t* lru, int rank, const Totals& totals, Hits hits, Slot slot) {
+  const int lane = threadIdx.x % 32, first = first_word<Config>(rank);
+  constexpr int kUnroll = kMisses ? 4 : Config::kHotPerWarp;
+  int hits_before = totals.hits_before;
+#pragma unroll kUnroll
+  for (int at = 0; at < Config::kHotPerWarp; ++at) {
+    const int place = (first + at) * 32 + lane;
+    if (!has_word<Config>(first + at)) return;
+    const uint32_t word = hits(at);
+    const int up_to_here = hits_before + __popc(word & (~0u >> (31 - lane)));
+    int to = word >> lane & 1 ? totals.kept - 1 + up_to_here : place - up_to_here - (kMisses ? totals.misses : 0);
+    // A victim's number is negative here: it comes after the slots without a hit that stay.
+    if (kMisses && to < 0) to += totals.kept;
+    if (has_place<Config>(place)) ptx::store(lru + to, static_cast<int16_t>(slot(at)));
+    hits_before = __shfl_sync(~0u, up_to_here, 31);
+  }
+}
 template <typename Config>
 __device__ __forceinline__ void write_lru(
     const SharedMemory<Config>& s, int16_t* lru, int rank, const Totals& totals) {
-  const int lane = threadIdx.x % 32, first = first_word<Config>(rank);
-  int hits_before = totals.hits_before;
-#pragma unroll 4
-  for (int at = 0; at < Config::kHotPerWarp; ++at) {
-    const int w = first + at, place = w * 32 + lane;
-    if (!has_word<Config>(w)) return;
-    const uint32_t hits = s.hits[w];
-    const int hit_rank = hits_before + __popc(hits & ((1u << lane) - 1));
-    // A victim's number is negative here: it comes after the slots without a hit that stay.
-    int to = hits >> lane & 1 ? totals.kept + hit_rank : place - hit_rank - totals.misses;
-    if (to < 0) to += totals.kept;
-    if (has_place<Config>(place)) ptx::store(lru + to, static_cast<int16_t>(s.lru[place]));
-    hits_before += __popc(hits);
+  const int first = first_word<Config>(rank);
+  write_lru<Config, true>(
+      lru, rank, totals, [&](int at) { return s.hits[first + at]; },
+      [&](int at) { return s.lru[(first + at) * 32 + threadIdx.x % 32]; });
+}
+// Of a call without a miss, from registers where a warp has found all its places at once.
+template <typename Config>
+__device__ __forceinline__ void write_lru_of_hits(
+    const SharedMemory<Config>& s, const Residents<Config>& residents, int16_t* lru, int rank, const Totals& totals) {
+  if constexpr (residents.kRounds == 1) {
+    write_lru<Config, false>(
+        lru, rank, totals, [&](int at) { return residents.hits[at]; }, [&](int at) { return residents.slots[at]; });
+  } else {
+    write_lru(s, lru, rank, totals);
   }
 }
 

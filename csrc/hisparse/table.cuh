@@ -12,22 +12,26 @@ __device__ __forceinline__ uint32_t& bucket(SharedMemory<Config>& s, int32_t tok
   return s.buckets[token & (Config::kBuckets - 1)];
 }
 template <typename Config>
-__device__ __forceinline__ uint32_t upper_bits(int32_t token) {
-  return static_cast<uint32_t>(token) >> Config::kBucketBits << Config::kIndexBits;
+__device__ __forceinline__ uint32_t value_of(int32_t token, int entry) {
+  return (static_cast<uint32_t>(token) & Config::kUpper) | entry << Config::kEntryShift;
 }
 template <typename Config>
 __device__ __forceinline__ int entry_of(uint32_t value) {
-  return static_cast<int>(value & ((1u << Config::kIndexBits) - 1));
+  return static_cast<int>((value & ((1u << Config::kIndexBits) - 1) << Config::kEntryShift) >> Config::kEntryShift);
 }
-// A bucket's value ^ a token's upper bits says whether its entry is of that token; or of another, in a bucket of
+// Of a bucket's value and a token's upper bits. It says whether the entry is of that token; or of another, in a bucket of
 // more than one.
 template <typename Config>
+__device__ __forceinline__ uint32_t difference(int32_t token, uint32_t value) {
+  return ptx::masked_xor<Config::kUpper>(token, value);
+}
+template <typename Config>
 __device__ __forceinline__ bool is_entry(uint32_t difference) {
-  return (difference & (kEmpty >> Config::kIndexBits << Config::kIndexBits)) == 0;
+  return (difference & (kEmpty >> Config::kEntryBits << Config::kEntryBits)) == 0;
 }
 template <typename Config>
 __device__ __forceinline__ bool is_other_of_more(uint32_t difference) {
-  return difference >= (kMore | 1u << Config::kIndexBits);
+  return difference >= (kMore | 1u << Config::kEntryBits);
 }
 
 // f(entry) for each entry that selects `token`. Only where tokens are repeated is there more than one.
@@ -35,7 +39,7 @@ template <typename Config, typename F>
 __device__ __forceinline__ void for_each_entry(SharedMemory<Config>& s, int32_t token, F f) {
 #pragma unroll 1
   for (uint32_t value = bucket(s, token); value != kEmpty; value = s.next[entry_of<Config>(value)]) {
-    if (is_entry<Config>(value ^ upper_bits<Config>(token))) f(entry_of<Config>(value));
+    if (is_entry<Config>(difference<Config>(token, value))) f(entry_of<Config>(value));
   }
 }
 
@@ -75,7 +79,7 @@ struct Selection {
 #pragma unroll
     for (int k = 0; k < 4; ++k) largest = max(largest, static_cast<uint32_t>(tokens[k]));
     const auto put = [&](int k) {
-      earlier[k] = atomicExch(&bucket(s, tokens[k]), upper_bits<Config>(tokens[k]) | (at + k));
+      earlier[k] = atomicExch(&bucket(s, tokens[k]), value_of<Config>(tokens[k], at + k));
     };
     if (__builtin_expect(largest < looked_up, 1)) {
 #pragma unroll
@@ -125,11 +129,11 @@ struct Selection {
   }
 };
 
-// Goes down the chains, all at once, for a hop waits for the one before. found[k]: the difference of a value and
-// upper[k]; where that is another token's entry and the bucket has more, the one looked for, if there is one.
+// Goes down the chains, all at once, for a hop waits for the one before. found[k]: `difference`; where that is another
+// token's entry and the bucket has more, the one looked for, if there is one.
 template <typename Config, int kChains>
 __device__ __forceinline__ void follow(
-    const SharedMemory<Config>& s, const uint32_t (&upper)[kChains], uint32_t (&found)[kChains]) {
+    const SharedMemory<Config>& s, const int32_t (&tokens)[kChains], uint32_t (&found)[kChains]) {
   const auto more = [&] {
     uint32_t largest = found[0];
 #pragma unroll
@@ -138,14 +142,15 @@ __device__ __forceinline__ void follow(
   };
 #pragma unroll 1
   while (more()) {
-    uint32_t value[kChains];
+    uint32_t next[kChains];
 #pragma unroll
     for (int k = 0; k < kChains; ++k) {
-      value[k] = found[k] ^ upper[k];
-      if (is_other_of_more<Config>(found[k])) value[k] = s.next[entry_of<Config>(found[k])];
+      if (is_other_of_more<Config>(found[k])) next[k] = s.next[entry_of<Config>(found[k])];
     }
 #pragma unroll
-    for (int k = 0; k < kChains; ++k) found[k] = value[k] ^ upper[k];
+    for (int k = 0; k < kChains; ++k) {
+      if (is_other_of_more<Config>(found[k])) found[k] = difference<Config>(tokens[k], next[k]);
+    }
   }
 }
 
@@ -158,16 +163,16 @@ __device__ __forceinline__ void look_for_repeats(SharedMemory<Config>& s) {
     if (!Selection<Config>::has(first)) return;
     const int4 tokens = reinterpret_cast<const int4*>(s.selected)[round * Config::kThreads + threadIdx.x];
     const uint4 next = reinterpret_cast<const uint4*>(s.next)[round * Config::kThreads + threadIdx.x];
-    const uint32_t upper[4] = {upper_bits<Config>(tokens.x), upper_bits<Config>(tokens.y),
-                               upper_bits<Config>(tokens.z), upper_bits<Config>(tokens.w)};
-    uint32_t found[4] = {next.x ^ upper[0], next.y ^ upper[1], next.z ^ upper[2], next.w ^ upper[3]};
-    if constexpr (!Config::kSignFits) {  // a negative token is in no chain
+    const int32_t token[4] = {tokens.x, tokens.y, tokens.z, tokens.w};
+    uint32_t found[4] = {difference<Config>(token[0], next.x), difference<Config>(token[1], next.y),
+                         difference<Config>(token[2], next.z), difference<Config>(token[3], next.w)};
+    if constexpr (!Config::kBitLeft) {  // a negative token is in no chain
       if (tokens.x < 0) found[0] = kEmpty;
       if (tokens.y < 0) found[1] = kEmpty;
       if (tokens.z < 0) found[2] = kEmpty;
       if (tokens.w < 0) found[3] = kEmpty;
     }
-    follow<Config>(s, upper, found);
+    follow<Config>(s, token, found);
     if (is_entry<Config>(found[0]) || is_entry<Config>(found[1]) || is_entry<Config>(found[2]) ||
         is_entry<Config>(found[3])) {
       s.repeated = 1;

@@ -21,6 +21,7 @@ __all__ = ["COUNTERS", "MISS_BUCKETS", "check_swap_in", "copy_planned", "swap_in
 
 INDEX_TYPES = (torch.int32, torch.int64)
 MAX_HOT_BUFFER = 32768
+MAX_TOKENS = 2**31 - 2**15  # of a sequence: the kernel could not tell a later one from "no token"
 # 16 blocks read scattered rows at 94% or more of what 132 do (H200); the rest of the chip is left to others.
 COPY_BLOCKS = 16
 
@@ -207,6 +208,10 @@ def check_swap_in(
     _table("device_buffer_tokens", device_buffer_tokens, torch.int32, (requests, hot_buffer_size), device, written=True)
     _table("device_buffer_locs", device_buffer_locs, torch.int32, (requests, hot_buffer_size + 1), device)
     _table("host_cache_locs", host_cache_locs, torch.int64, (requests, 1), device)
+    if host_cache_locs.size(1) > MAX_TOKENS:
+        raise ValueError(
+            f"host_cache_locs has {host_cache_locs.size(1)} columns: at most {MAX_TOKENS} tokens can be told apart"
+        )
     _table("lru_slots", lru_slots, torch.int16, (requests, hot_buffer_size), device, written=True)
     _vector("req_pool_indices", req_pool_indices, INDEX_TYPES, batch, device)
     _vector("seq_lens", seq_lens, INDEX_TYPES, batch, device)

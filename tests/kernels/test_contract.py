@@ -106,6 +106,12 @@ def test_refused(change, error, message) -> None:
     assert "top_k_device_locs" in change or bool((arguments["top_k_device_locs"] == 7).all())
 
 
+def test_sequences_are_shorter_than_tokens_can_be_told_apart(monkeypatch) -> None:
+    monkeypatch.setattr(kernels, "MAX_TOKENS", 19)
+    with pytest.raises(ValueError, match="host_cache_locs has 20 columns: at most 19 tokens can be told apart"):
+        kernels.swap_in(**call())
+
+
 def test_the_contract_itself_is_met() -> None:
     arguments = call()
     kernels.swap_in(**arguments)

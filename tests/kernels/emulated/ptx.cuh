@@ -14,6 +14,10 @@ template <typename T>
 void store(T* p, T v) {
   *p = v;
 }
+template <uint32_t kMask>
+uint32_t masked_xor(uint32_t a, uint32_t b) {
+  return (a & kMask) ^ b;
+}
 template <typename T>
 T* in_register(T* p) {
   return p;
