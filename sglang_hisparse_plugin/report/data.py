@@ -44,11 +44,6 @@ class Bench:
     upstream: tuple[str, ...]
     """SGLang's kernels in this run; empty where none was installed."""
 
-    @property
-    def short_commit(self) -> str:
-        """The first digits of the commit; empty where the run did not say it."""
-        return str(self.raw.get("commit") or "")[:9]
-
     def axis(self, name: str) -> list[int]:
         """Sorted values of one of AXES."""
         return sorted({point[AXES.index(name)] for point in self.cells})

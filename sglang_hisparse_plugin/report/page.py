@@ -9,10 +9,9 @@ from importlib.resources import files
 from string import Template
 from typing import Any
 
-from . import plots
+from . import origin, plots
 from .data import OURS, Bench, Engine, spell
 
-ISO = re.compile(r"(\d{4}-\d\d-\d\d)T(\d\d:\d\d)[\d:.]*(Z|[+-]\d\d:\d\d|)")  # date, minute, zone
 DARKEST = 0.55  # of a heat map's colour, so that text stays readable on it, light and dark
 
 
@@ -26,7 +25,7 @@ def render(bench: Bench, engine: Engine | None) -> str:
         f" Hot buffer {hot}; {', '.join(map(str, others))} is in the tables." if others else f" Hot buffer {hot}."
     )
     return Template((files(__package__) / "page.html").read_text("utf-8")).substitute(
-        title=escape(f"Swap-in on {bench.raw['device']}"),
+        title=escape(f"Swap-in on {origin.facts(bench.raw)['device']}"),
         about=escape(_about(bench)),
         note=f'<p class="soft">Note: {escape(str(bench.raw["note"]))}.</p>' if bench.raw.get("note") else "",
         summary=_summary(bench),
@@ -52,14 +51,8 @@ def render(bench: Bench, engine: Engine | None) -> str:
 
 
 def _about(bench: Bench) -> str:
-    raw = bench.raw
-    found = [f"sglang-hisparse-plugin {raw.get('plugin', 'of an unknown version')}"]
-    found += [f"commit {bench.short_commit}"] if bench.short_commit else []
-    known = (("date", ""), ("torch", "torch"), ("cuda", "CUDA"), ("driver", "driver"))
-    found += [f"{label} {_value(raw[key])}".strip() for key, label in known if raw.get(key)]
-    return ", ".join(
-        [*found, "compared with " + " / ".join(bench.upstream) if bench.upstream else "no SGLang measured"]
-    )
+    compared = f"compared with {' / '.join(bench.upstream)}" if bench.upstream else "no SGLang measured"
+    return f"Measured with {origin.sentence(bench.raw)}; {compared}"
 
 
 def _summary(bench: Bench) -> str:
@@ -131,8 +124,8 @@ def _cells(bench: Bench) -> str:
 
 
 def _engine(engine: Engine) -> str:
-    rows = [[_value(row.get(key)) for key in engine.columns] for row in engine.rows]
-    about = "; ".join(f"{_spelled(key)}: {_value(value)}" for key, value in engine.about.items() if _plain(value))
+    rows = [[origin.shown(row.get(key)) for key in engine.columns] for row in engine.rows]
+    about = "; ".join(f"{_spelled(key)}: {origin.shown(value)}" for key, value in engine.about.items() if _plain(value))
     words = [n for n, key in enumerate(engine.columns) if any(isinstance(row.get(key), str) for row in engine.rows)]
     table = _table(list(engine.columns.values()), rows, left=words)
     scrolling = f'<div class="wide" role="region" aria-label="End to end" tabindex="0">{table}</div>'
@@ -140,9 +133,12 @@ def _engine(engine: Engine) -> str:
 
 
 def _facts(bench: Bench) -> str:
-    facts = [(_spelled(key), _value(value)) for key, value in bench.raw.items() if key != "note" and _plain(value)]
+    others = {key: value for key, value in bench.raw.items() if key not in ("note", *origin.LABELS) and _plain(value)}
+    facts = [(origin.LABELS[key], value) for key, value in origin.facts(bench.raw).items()]
+    facts += [(_spelled(key), origin.shown(value)) for key, value in others.items()]
     facts += [
-        (f"scattered rows of {row} bytes, GB/s", _value(rate)) for row, rate in bench.raw["scattered_gbps"].items()
+        (f"scattered rows of {row} bytes, GB/s", origin.shown(rate))
+        for row, rate in bench.raw["scattered_gbps"].items()
     ]
     lines = "".join(f'<tr><th scope="row">{escape(name)}</th><td>{escape(text)}</td></tr>' for name, text in facts)
     links = ", ".join(f'<a href="{name}">{name}</a>' for name in ("bench.json", "heat.png", "gbps.png", "time.png"))
@@ -157,15 +153,6 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[str]], left: Sequence[in
         for row in rows
     )
     return f"<table><thead><tr>{titles}</tr></thead><tbody>{''.join(lines)}</tbody></table>"
-
-
-def _value(value: Any) -> str:
-    """Four digits of a fraction, and of a time the minute; the JSON has all."""
-    if isinstance(value, float):
-        return f"{value:.0f}" if abs(value) >= 10_000 else f"{value:.4g}"
-    if isinstance(value, str) and (time := ISO.fullmatch(value)):
-        return f"{time[1]} {time[2]}{' UTC' if time[3] in ('Z', '+00:00') else time[3]}"
-    return "-" if value is None else str(value)
 
 
 def _spelled(key: str) -> str:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import io
 import re
+import textwrap
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from . import origin
 from .data import OURS, Bench, ReportError, spell
 
 #: Okabe-Ito, told apart with any kind of colour vision. In SVG each becomes a variable of the page, by its place.
@@ -16,6 +18,7 @@ MARKS = ("o", "s", "^", "D")
 INK = "#010203"  # axes and text; `currentColor` in SVG
 MOST_LINES = len(COLOURS)
 TEXT = 10  # points, in figures whose width is a phone's
+LETTERS = 10  # of that size in an inch
 Draw = Callable[[Bench, int, int, Any], None]
 
 
@@ -106,8 +109,7 @@ def heat(bench: Bench) -> Any:
             axes.set_xlabel("batch", size=8)
             axes.set_ylabel("misses per request", size=8)
             axes.tick_params(labelsize=8)
-    title = f"Swap-in, {bench.raw['device']}{_commit(bench)}: time of {bench.baseline} over time of the plugin's"
-    figure.suptitle(title, size=10)
+    _title(figure, f"Swap-in, {origin.title(bench.raw)}: time of {bench.baseline} over time of the plugin's")
     return figure
 
 
@@ -153,12 +155,14 @@ def panels(bench: Bench, draw: Draw, what: str) -> Any:
         draw(bench, row, hot, axes)
         axes.set_title(f"{row}-byte rows", size=TEXT, pad=42)
     dashed = "; dashed: best of SGLang's" if bench.upstream else ""
-    figure.suptitle(f"Swap-in, {what}, {bench.raw['device']}, hot buffer {hot}{_commit(bench)}{dashed}", size=10)
+    _title(figure, f"Swap-in, {what}, {origin.title(bench.raw)}, hot buffer {hot}{dashed}")
     return figure
 
 
-def _commit(bench: Bench) -> str:
-    return f", commit {bench.short_commit}" if bench.raw.get("commit") else ""
+def _title(figure: Any, text: str) -> None:
+    """In lines that the figure is wide enough for."""
+    width = int(figure.get_figwidth() * LETTERS)
+    figure.suptitle("\n".join(textwrap.wrap(text, width, break_on_hyphens=False)), size=TEXT)
 
 
 def _lines(bench: Bench) -> Iterator[tuple[int, str, str]]:

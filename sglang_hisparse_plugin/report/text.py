@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from .. import lines
+from . import origin
 from .data import OURS, Bench, Point, spell
 
 #: Columns that a narrow terminal does without, the first to go first.
@@ -16,14 +17,13 @@ WIDE = 1000  # columns; any table fits
 
 
 def show(bench: Bench, console: Console) -> None:
-    """Print device, link, and a table for each row size and hot buffer."""
+    """Print what was measured, the link, and a table for each row size and hot buffer."""
     raw = bench.raw
-    scattered = ", ".join(f"{rate:.1f} at {row} B" for row, rate in raw["scattered_gbps"].items())
-    versions = "".join(f", {name} {raw[key]}" for key, name in (("torch", "torch"), ("cuda", "CUDA")) if raw.get(key))
+    scattered = ", ".join(f"{rate} at {row} B" for row, rate in origin.ceilings(raw).items())
+    print(lines.fill(f"Measured with {origin.sentence(raw)}", "  "))
     print(
         lines.fill(
-            f"{raw['device']}{versions}. Host to device: copy engine {raw['copy_engine_gbps']:.1f} GB/s; scattered "
-            f"rows, GB/s: {scattered}"
+            f"Host to device: copy engine {raw['copy_engine_gbps']:.1f} GB/s; scattered rows, GB/s: {scattered}", "  "
         )
     )
     costs = raw.get("counting_cost_percent")

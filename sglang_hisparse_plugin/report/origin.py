@@ -1,0 +1,61 @@
+"""What figures are of: code, day and machine, in the words of the table, the page and the pictures alike."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+UNKNOWN = "unknown"
+#: How a value is announced, by its key in the record.
+LABELS = {
+    "plugin": "plugin",
+    "commit": "commit",
+    "sources": "kernel sources",
+    "date": "date",
+    "device": "device",
+    "driver": "driver",
+    "torch": "torch",
+    "cuda": "CUDA",
+}
+ISO = re.compile(r"(\d{4}-\d\d-\d\d)T(\d\d:\d\d)[\d:.]*(Z|[+-]\d\d:\d\d|)")  # date, minute, zone
+
+
+def facts(raw: Mapping[str, Any]) -> dict[str, str]:
+    """Whole values by key of LABELS; "unknown" where the record does not say one."""
+    said = {key: value for key, value in raw.items() if isinstance(value, (str, int, float)) and str(value).strip()}
+    return {key: shown(said.get(key, UNKNOWN)) for key in LABELS}
+
+
+def sentence(raw: Mapping[str, Any]) -> str:
+    """All of them in one line."""
+    return _labelled(raw, LABELS)
+
+
+def title(raw: Mapping[str, Any]) -> str:
+    """Device, commit and sources, for the title of a picture."""
+    return f"{facts(raw)['device']}, {_labelled(raw, ('commit', 'sources'))}"
+
+
+def ceilings(raw: Mapping[str, Any]) -> dict[str, str]:
+    """GB/s of scattered rows, by their bytes."""
+    return {str(row): f"{rate:.1f}" for row, rate in raw["scattered_gbps"].items()}
+
+
+def shown(value: Any) -> str:
+    """Four digits of a fraction, and of a time the minute; the JSON has all."""
+    if isinstance(value, float):
+        return f"{value:.0f}" if abs(value) >= 10_000 else f"{value:.4g}"
+    if isinstance(value, str) and (time := ISO.fullmatch(value)):
+        return f"{time[1]} {time[2]}{' UTC' if time[3] in ('Z', '+00:00') else time[3]}"
+    return "-" if value is None else str(value)
+
+
+def _labelled(raw: Mapping[str, Any], keys: Iterable[str]) -> str:
+    found = facts(raw)
+    return ", ".join(f"{LABELS[key]} {_short(found[key])}" for key in keys)
+
+
+def _short(value: str) -> str:
+    """Nine digits of a whole commit; what is written behind one, such as -dirty, stays."""
+    return re.sub(r"\b([0-9a-f]{9})[0-9a-f]{31}\b", r"\1", value)
