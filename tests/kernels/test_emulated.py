@@ -7,6 +7,7 @@ memory visible, and what needs 512 threads, is for the GPU tests.
 from __future__ import annotations
 
 import ctypes
+import enum
 import functools
 import re
 import shutil
@@ -24,6 +25,34 @@ from sglang_hisparse_plugin.kernels import build
 
 SIZES = [(4, 6), (33, 100), (33, 300), (64, 128)]
 SHAPES = [(1, 64), (2, 64), (8, 64)]  # blocks, threads: answers from a list, alone and in a cluster; and one by one
+BY_ARCH = {900: [(*size, *shape) for size in SIZES for shape in SHAPES]}  # what is compiled
+
+
+class Branch(enum.IntFlag):
+    """What depends on the size alone, in the order of `branches_of` in emulated.cpp."""
+
+    ROUNDS = enum.auto()  # a warp looks up more places than its registers hold: the new order is from shared memory
+    EVEN = enum.auto()  # all lanes have as many places, all the time
+    NEIGHBOURS = enum.auto()  # a lane counts the hits of neighbouring words
+    NO_BIT_LEFT = enum.auto()  # the table cannot tell an empty bucket from a negative token
+    NO_SHIFT = enum.auto()  # nor has it room for an entry times two
+    TWOS_OF_WORDS = enum.auto()  # neighbouring words for every lane, if those of a warp let it
+
+
+# Architecture, top_k, hot buffer, blocks, threads. 890 stands for those of 99 KB of shared memory, with a small table.
+BRANCHES = {
+    (900, 40, 830, 1, 64): Branch.ROUNDS,  # 13 words a warp, 7 and 6 at once, and of the last one not all places
+    (900, 40, 830, 8, 64): Branch(0),
+    (900, 64, 2040, 1, 64): Branch.ROUNDS | Branch.NEIGHBOURS | Branch.TWOS_OF_WORDS,
+    (900, 64, 2048, 1, 64): Branch.ROUNDS | Branch.EVEN | Branch.NEIGHBOURS | Branch.TWOS_OF_WORDS,
+    (900, 64, 2048, 8, 64): Branch.EVEN | Branch.NEIGHBOURS | Branch.TWOS_OF_WORDS,
+    (900, 64, 4096, 1, 96): Branch.ROUNDS | Branch.TWOS_OF_WORDS,  # 43 words a warp: some lane's four are of two warps
+    (890, 2100, 2200, 1, 64): Branch.ROUNDS | Branch.NO_BIT_LEFT,
+    (890, 2100, 2200, 8, 64): Branch.NO_BIT_LEFT,
+    (890, 4100, 4200, 1, 64): Branch.ROUNDS | Branch.NO_BIT_LEFT | Branch.NO_SHIFT,
+}
+for arch, *instance in BRANCHES:
+    BY_ARCH.setdefault(arch, []).append(tuple(instance))
 HERE = Path(__file__).parent / "emulated"
 GXX = shutil.which("g++")
 pytestmark = pytest.mark.skipif(GXX is None, reason="needs g++")
@@ -47,8 +76,8 @@ def parameters() -> type[ctypes.Structure]:
 
 
 @pytest.fixture(scope="module")
-def library(tmp_path_factory):
-    """The kernel for every size and shape."""
+def libraries(tmp_path_factory):
+    """The kernel for every size and shape, by architecture."""
     root = tmp_path_factory.mktemp("emulated")
     shutil.copytree(build.source_root(), root, dirs_exist_ok=True)
     for name in ("ptx.cuh", "cuda_on_threads.h"):
@@ -57,10 +86,14 @@ def library(tmp_path_factory):
     declared = "extern __shared__ __align__(16) char shared_memory[];"
     assert declared in kernel.read_text()
     kernel.write_text(kernel.read_text().replace(declared, "char* shared_memory = this_block->shared;"))
-    cases = " ".join(f"CASE({k}, {h}, {c}, {t})" for k, h in SIZES for c, t in SHAPES)
-    flags = ["-std=c++20", "-O1", "-pthread", "-fPIC", "-shared", "-w", "-DSGL_CUDA_ARCH=900", f"-DCASES={cases}"]
-    subprocess.run([GXX, *flags, f"-I{root}", HERE / "emulated.cpp", "-o", root / "kernel.so"], check=True)
-    return ctypes.CDLL(str(root / "kernel.so"))
+    found = {}
+    for arch, instances in BY_ARCH.items():
+        cases = " ".join(f"CASE({', '.join(map(str, instance))})" for instance in instances)
+        flags = ["-std=c++20", "-O1", "-pthread", "-fPIC", "-shared", "-w", f"-DSGL_CUDA_ARCH={arch}"]
+        library = str(root / f"kernel_{arch}.so")
+        subprocess.run([GXX, *flags, f"-DCASES={cases}", f"-I{root}", HERE / "emulated.cpp", "-o", library], check=True)
+        found[arch] = ctypes.CDLL(library)
+    return found
 
 
 def as_params(
@@ -87,17 +120,26 @@ def as_params(
     return p
 
 
-@pytest.fixture(params=SHAPES, ids=lambda shape: "x".join(map(str, shape)))
-def chained(request, library):
+def run_calls(library: ctypes.CDLL, shape: tuple[int, int], calls: list[dict]) -> None:
     """Runs calls one after the other, the next one started before the last has ended."""
+    first = calls[0]
+    size = (first["top_k_tokens"].size(0), first["num_top_k"], first["hot_buffer_size"])
+    params = (parameters() * len(calls))(*(as_params(**call) for call in calls))
+    assert library.swap_in(params, len(calls), *size, *shape), f"not compiled: {size}"
 
-    def run_all(calls: list[dict]) -> None:
-        first = calls[0]
-        size = (first["top_k_tokens"].size(0), first["num_top_k"], first["hot_buffer_size"])
-        params = (parameters() * len(calls))(*(as_params(**call) for call in calls))
-        assert library.swap_in(params, len(calls), *size, *request.param), f"not compiled: {size}"
 
-    return run_all
+def one_call(library: ctypes.CDLL, shape: tuple[int, int], **call) -> None:
+    run_calls(library, shape, [call])
+
+
+def name(shape: tuple[int, ...]) -> str:
+    return "x".join(map(str, shape))
+
+
+@pytest.fixture(params=SHAPES, ids=name)
+def chained(request, libraries):
+    """`run_calls` in one shape."""
+    return functools.partial(run_calls, libraries[900], request.param)
 
 
 @pytest.fixture
@@ -142,6 +184,44 @@ def test_what_a_request_is_told_by_may_be_written_by_the_call_before(chained, de
     chained([call.arguments for call in calls[:4]])
     chained([call.arguments for call in calls[4:]])
     check(world, asked)
+
+
+def hits_only(world: World, length: int) -> list[int]:
+    """A top-k of which nothing is missed: tokens of the buffer, the newest, and one that selects nothing."""
+    held = [token for token in world.expected[0].tokens[: world.hot] if 0 <= token < length - 1]
+    chosen = world.rng.sample(held, min(len(held), world.top_k - 2))
+    chosen += [length - 1] + [-1] * (world.top_k - 1 - len(chosen))
+    world.rng.shuffle(chosen)
+    return chosen
+
+
+@pytest.mark.parametrize("instance", BRANCHES, ids=name)
+def test_branches(libraries, device, instance) -> None:
+    """What only some sizes reach. Hits and misses, of a table whose buckets have to be shared."""
+    arch, top_k, hot, *shape = instance
+    library = libraries[arch]
+    assert Branch(library.branches(top_k, hot, *shape)) == BRANCHES[instance]
+    world = World(requests=1, context=20000, top_k=top_k, hot=hot, item=5, device=device)
+
+    op = functools.partial(one_call, library, shape)
+    for step, length in enumerate((19000, 19001, 20000)):
+        world.step(op, [0], [hits_only(world, length)], [length], plan=True)
+        tails = [length - 3] if step == 1 else None
+        world.step(op, [0], [world.choose(length)], [length], tails=tails, counters=True)
+
+
+@pytest.mark.parametrize("shape", SHAPES[1:], ids=name)
+@pytest.mark.parametrize("late", [0, 1])
+def test_a_block_that_is_late(libraries, device, shape, late) -> None:
+    """It empties its table when the others have found what they look for, and told it so."""
+    library = libraries[900]
+    world = World(requests=1, context=600, top_k=64, hot=128, device=device)
+    library.let_be_late(late)
+    try:
+        for top_k in (world.choose(600, junk=0), hits_only(world, 600)):
+            world.step(functools.partial(one_call, library, shape), [0], [top_k], [600])
+    finally:
+        library.let_be_late(-1)
 
 
 def test_an_error_is_found(op, device) -> None:

@@ -4,10 +4,12 @@
 
 #include <algorithm>
 #include <barrier>
+#include <chrono>
 #include <cstdint>
 #include <cstring>
 #include <latch>
 #include <memory>
+#include <optional>
 #include <thread>
 #include <type_traits>
 #include <vector>
@@ -48,6 +50,7 @@ struct Cluster {
   std::barrier<> barrier;
   std::vector<std::unique_ptr<Block>> blocks;
   std::latch* predecessor = nullptr;  // open when the call before has ended
+  const Block* late = nullptr;        // slower than the others when it has arrived at the cluster's barrier, if any
 };
 
 struct Index {

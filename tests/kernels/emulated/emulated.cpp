@@ -6,6 +6,9 @@
 
 using namespace hisparse_plugin;
 
+static int late = -1;  // the block of a cluster that is
+extern "C" void let_be_late(int rank) { late = rank; }
+
 // Calls one after the other, as programmatic dependents that all start at once and wait where the kernel says so. The
 // rows of a batch are of different requests: one row after the other is as good.
 template <int kTopK, int kHot, int kCluster, int kThreads>
@@ -17,6 +20,7 @@ void run(const SwapInParams* p, int calls, int batch) {
     std::vector<std::thread> lanes;
     for (int call = 0; call < calls; ++call) {
       Cluster& cluster = clusters.emplace_back(kCluster, kThreads);
+      if (late >= 0 && late < kCluster) cluster.late = cluster.blocks[late].get();
       if (call > 0) cluster.predecessor = &ended.back();
       std::latch& end = ended.emplace_back(kCluster * kThreads);
       for (int b = 0; b < kCluster; ++b) {
@@ -38,6 +42,23 @@ void run(const SwapInParams* p, int calls, int batch) {
       for (auto& block : cluster.blocks) std::free(block->shared);
     }
   }
+}
+
+// Which of the kernel's branches an instance takes, a bit for each.
+template <int kTopK, int kHot, int kCluster, int kThreads>
+constexpr int branches_of() {
+  using Config = SwapInConfig<kTopK, kHot, kCluster, kThreads, 4>;
+  constexpr int kPerLane = std::max(Config::kHotWords / 32, 1);
+  const bool neighbours = Config::kHotWords % 64 == 0 && Config::kHotPerWarp % kPerLane == 0;  // as in `total`
+  return (Residents<Config>::kRounds > 1) | Residents<Config>::kEven << 1 | neighbours << 2 | !Config::kBitLeft << 3 |
+         !Config::kEntryShift << 4 | (Config::kHotWords % 64 == 0) << 5;
+}
+extern "C" int branches(int top_k, int hot, int cluster, int threads) {
+#define CASE(k, h, c, t) \
+  if (top_k == k && hot == h && cluster == c && threads == t) return branches_of<k, h, c, t>();
+  CASES
+#undef CASE
+  return -1;
 }
 
 extern "C" bool swap_in(SwapInParams* p, int calls, int batch, int top_k, int hot, int cluster, int threads) {

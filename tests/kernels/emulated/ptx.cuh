@@ -41,9 +41,13 @@ inline void wait_for_predecessor() {
 }
 inline void let_successor_start() {}
 
-inline void cluster_arrive_release() {}
-inline void cluster_arrive_relaxed() {}
-inline void cluster_wait() { this_cluster->barrier.arrive_and_wait(); }
+inline thread_local std::optional<std::barrier<>::arrival_token> arrived;
+inline void cluster_arrive_release() { arrived = this_cluster->barrier.arrive(); }
+inline void cluster_arrive_relaxed() {
+  cluster_arrive_release();
+  if (this_block == this_cluster->late) std::this_thread::sleep_for(std::chrono::milliseconds(20));
+}
+inline void cluster_wait() { this_cluster->barrier.wait(*std::move(arrived)); }
 
 template <typename T>
 T* remote(T* shared, uint32_t rank) {
