@@ -141,6 +141,8 @@ def _timed(quick: bool, device: torch.device) -> dict[str, Any]:
         for result in bench.measure(cells, kernels, arena=arena):
             results.append(result)
             progress.advance(task)
+    with console.status("measuring the link again"):
+        machine = bench.measure_link_again(arena, machine)
     return {
         "plugin": __version__,
         "commit": provenance.commit(),

@@ -213,16 +213,29 @@ def installed_kernel() -> dict[str, SwapIn]:
 
 
 def describe_machine(arena: Arena, rows: Sequence[int]) -> dict[str, Any]:
-    """Device, versions and what the link gives, for the record."""
-    ceilings = {row: max(scattered_ceiling(arena, row).values()) for row in rows}
+    """Device, versions and what the link gives, for the record; `measure_link_again` completes it."""
+    before = {row: scattered_ceiling(arena, row) for row in rows}
     return {
         "device": torch.cuda.get_device_name(arena.device),
         "torch": torch.__version__,
         "cuda": torch.version.cuda,
         "driver": provenance.driver(),
         "copy_engine_gbps": copy_engine_gbps(arena),
-        "scattered_gbps": ceilings,
+        "scattered_gbps": _strictest([before]),
+        "scattered_gbps_runs": {"before": before},
     }
+
+
+def measure_link_again(arena: Arena, machine: dict[str, Any]) -> dict[str, Any]:
+    """`machine` with the ceiling as it is after the grid, too: the link drifts, and the bound is of the larger."""
+    before = machine["scattered_gbps_runs"]["before"]
+    runs = {"before": before, "after": {row: scattered_ceiling(arena, row) for row in before}}
+    return {**machine, "scattered_gbps": _strictest(list(runs.values())), "scattered_gbps_runs": runs}
+
+
+def _strictest(runs: Sequence[dict[int, dict[int, float]]]) -> dict[int, float]:
+    """The largest rate by row size, of every run and number of thread blocks."""
+    return {row: max(rate for run in runs for rate in run[row].values()) for row in runs[0]}
 
 
 def as_row(result: Result, machine: dict[str, Any]) -> dict[str, Any]:

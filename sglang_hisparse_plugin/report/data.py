@@ -118,6 +118,8 @@ def bench(raw: Any, name: str = "the report") -> Bench:
     rates = raw["scattered_gbps"]
     if not isinstance(rates, dict) or not all(map(_is_rate, [raw["copy_engine_gbps"], *rates.values()])):
         raise ReportError(f"copy_engine_gbps or scattered_gbps of {name} is no number above 0: {remedy}")
+    if not _are_runs(raw.get("scattered_gbps_runs") or {}):
+        raise ReportError(f"scattered_gbps_runs of {name} is not as bench writes it: {remedy}")
     cells: dict[Point, Mapping[str, Any]] = {}
     for number, cell in enumerate(raw["cells"]):
         try:
@@ -192,6 +194,14 @@ def _check_cell(cell: Mapping[str, Any], kernels: list[str]) -> None:
 
 def _is_rate(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < float("inf")
+
+
+def _are_runs(runs: Any) -> bool:
+    """Whether it has a rate by number of thread blocks, by row size, by when it was measured."""
+    if not isinstance(runs, dict) or not all(isinstance(sizes, dict) for sizes in runs.values()):
+        return False
+    found = [blocks for sizes in runs.values() for blocks in sizes.values()]
+    return all(isinstance(blocks, dict) and blocks and all(map(_is_rate, blocks.values())) for blocks in found)
 
 
 def _load(file: Path) -> Any:

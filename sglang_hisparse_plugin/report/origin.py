@@ -18,6 +18,7 @@ LABELS = {
     "torch": "torch",
     "cuda": "CUDA",
 }
+DRIFT = 1.02  # a ratio; less is not worth a word
 ISO = re.compile(r"(\d{4}-\d\d-\d\d)T(\d\d:\d\d)[\d:.]*(Z|[+-]\d\d:\d\d|)")  # date, minute, zone
 
 
@@ -38,8 +39,21 @@ def title(raw: Mapping[str, Any]) -> str:
 
 
 def ceilings(raw: Mapping[str, Any]) -> dict[str, str]:
-    """GB/s of scattered rows, by their bytes."""
-    return {str(row): f"{rate:.1f}" for row, rate in raw["scattered_gbps"].items()}
+    """GB/s of scattered rows, by their bytes; of a link that drifted also before the grid and after it."""
+    return {str(row): f"{rate:.1f}{_drift(raw, str(row))}" for row, rate in raw["scattered_gbps"].items()}
+
+
+def _drift(raw: Mapping[str, Any], row: str) -> str:
+    runs = raw.get("scattered_gbps_runs") or {}
+    rates = [
+        max(blocks.values())
+        for when in ("before", "after")
+        for size, blocks in runs.get(when, {}).items()
+        if str(size) == row
+    ]
+    if len(rates) < 2 or max(rates) <= DRIFT * min(rates):
+        return ""
+    return f" ({rates[0]:.1f} before the grid, {rates[1]:.1f} after it)"
 
 
 def shown(value: Any) -> str:

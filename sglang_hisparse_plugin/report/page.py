@@ -136,10 +136,7 @@ def _facts(bench: Bench) -> str:
     others = {key: value for key, value in bench.raw.items() if key not in ("note", *origin.LABELS) and _plain(value)}
     facts = [(origin.LABELS[key], value) for key, value in origin.facts(bench.raw).items()]
     facts += [(_spelled(key), origin.shown(value)) for key, value in others.items()]
-    facts += [
-        (f"scattered rows of {row} bytes, GB/s", origin.shown(rate))
-        for row, rate in bench.raw["scattered_gbps"].items()
-    ]
+    facts += [(f"scattered rows of {row} bytes, GB/s", rate) for row, rate in origin.ceilings(bench.raw).items()]
     lines = "".join(f'<tr><th scope="row">{escape(name)}</th><td>{escape(text)}</td></tr>' for name, text in facts)
     links = ", ".join(f'<a href="{name}">{name}</a>' for name in ("bench.json", "heat.png", "gbps.png", "time.png"))
     return f'<table class="facts"><tbody>{lines}</tbody></table>\n<p>Beside this page: {links}.</p>'

@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 from pages import RAW, RECORD, ROW, changed
 
-from sglang_hisparse_plugin import provenance
 from sglang_hisparse_plugin.cli import bench, main
 from sglang_hisparse_plugin.report import ReportError, data, read_engine
 
@@ -32,6 +31,13 @@ from sglang_hisparse_plugin.report import ReportError, data, read_engine
         (lambda raw: raw["cells"][3]["spread"].update(plugin=1), "cell 3 .*spread is no pair"),
         (lambda raw: raw.update(copy_engine_gbps="x"), "is no number above 0"),
         (lambda raw: raw["scattered_gbps"].update({"656": "x"}), "is no number above 0"),
+        (lambda raw: raw.update(scattered_gbps_runs=[1]), "scattered_gbps_runs .* is not as bench writes it"),
+        (lambda raw: raw.update(scattered_gbps_runs={"before": 1}), "scattered_gbps_runs .* is not as bench"),
+        (lambda raw: raw.update(scattered_gbps_runs={"after": {"656": {}}}), "scattered_gbps_runs .* is not as bench"),
+        (
+            lambda raw: raw.update(scattered_gbps_runs={"after": {"656": {"8": 0}}}),
+            "scattered_gbps_runs .* is not as bench",
+        ),
         (lambda raw: raw.pop("device"), "does not say device"),
         (lambda raw: raw["scattered_gbps"].pop("656"), "no scattered_gbps of rows of 656 bytes"),
     ],
@@ -143,40 +149,3 @@ def test_results_whose_files_fail_are_shown(asked: list[str], capsys, monkeypatc
     assert main(["bench", *asked, f"--report={tmp_path}"]) == 2
     said = capsys.readouterr()
     assert f"{RAW['cells'][0]['us']['plugin']:.1f}" in said.out and "No space left" in said.err
-
-
-def test_a_run_on_a_gpu_is_reported_as_its_file_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of the run only the device is not there: its times are those of the record."""
-    import torch
-
-    from sglang_hisparse_plugin.kernels import bench, build
-
-    times = {tuple(cell[axis] for axis in data.AXES): cell for cell in RAW["cells"]}
-    rates = {int(row): rate for row, rate in RAW["scattered_gbps"].items()}
-    machine = {"device": "X", "torch": "1", "cuda": "2", "copy_engine_gbps": 55.2, "scattered_gbps": rates}
-
-    def measured(cells, kernels, *, arena):
-        for cell in cells:
-            us = {name: times[cell]["us"]["plugin"] * (1 if name.startswith("plugin") else 2) for name in kernels}
-            yield bench.Result(cell, us, dict(us), dict(us))
-
-    stand_ins = {
-        "plugin_kernel": lambda: None,
-        "counting": lambda *_: None,
-        "installed_kernel": lambda: {"sglang 1": None},
-        "Arena": lambda *_: None,
-        "describe_machine": lambda *_: machine,
-        "measure": measured,
-    }
-    for name, stand_in in stand_ins.items():
-        monkeypatch.setattr(bench, name, stand_in)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
-    file = tmp_path / "run.json"
-    assert main(["bench", f"--report={tmp_path / 'live'}", f"--json={file}"]) == 0
-    assert main(["bench", f"--from={file}", f"--report={tmp_path / 'again'}"]) == 0
-    record = json.loads(file.read_text())
-    assert record["sources"] == build.source_digest() and len(record["sources"]) == 12
-    assert "commit" in record and record["commit"] == provenance.commit()
-    live, again = ((tmp_path / name / "index.html").read_text() for name in ("live", "again"))
-    assert live == again and live.count(">2.00</td>") == len(RAW["cells"])
