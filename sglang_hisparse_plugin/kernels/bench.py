@@ -214,6 +214,7 @@ def installed_kernel() -> dict[str, SwapIn]:
 
 def describe_machine(arena: Arena, rows: Sequence[int]) -> dict[str, Any]:
     """Device, versions and what the link gives, for the record; `measure_link_again` completes it."""
+    _wake(arena.device)
     before = {row: scattered_ceiling(arena, row) for row in rows}
     return {
         "device": torch.cuda.get_device_name(arena.device),
