@@ -43,6 +43,7 @@ class Branch(enum.IntFlag):
 BRANCHES = {
     (900, 40, 830, 1, 64): Branch.ROUNDS,  # 13 words a warp, 7 and 6 at once, and of the last one not all places
     (900, 40, 830, 8, 64): Branch(0),
+    (900, 40, 1640, 2, 64): Branch.ROUNDS,  # the same in a cluster, where nothing may be told twice
     (900, 64, 2040, 1, 64): Branch.ROUNDS | Branch.NEIGHBOURS | Branch.TWOS_OF_WORDS,
     (900, 64, 2048, 1, 64): Branch.ROUNDS | Branch.EVEN | Branch.NEIGHBOURS | Branch.TWOS_OF_WORDS,
     (900, 64, 2048, 8, 64): Branch.EVEN | Branch.NEIGHBOURS | Branch.TWOS_OF_WORDS,

@@ -6,6 +6,8 @@
 #include <barrier>
 #include <chrono>
 #include <cstdint>
+#include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <latch>
 #include <memory>

@@ -60,7 +60,10 @@ inline void mailbox_init(uint64_t* mailbox, uint32_t bytes) {
 template <typename T>
 void mail(uint32_t* shared, T value, uint64_t* mailbox, uint32_t rank) {
   std::memcpy(remote(shared, rank), &value, sizeof(T));
-  __atomic_fetch_sub(remote(mailbox, rank), sizeof(T), __ATOMIC_RELEASE);
+  if (__atomic_fetch_sub(remote(mailbox, rank), sizeof(T), __ATOMIC_RELEASE) < sizeof(T)) {
+    std::fputs("emulated kernel: more came to a mailbox than it was to hold\n", stderr);
+    std::abort();
+  }
 }
 inline void mailbox_wait(uint64_t* mailbox) {
   while (__atomic_load_n(mailbox, __ATOMIC_ACQUIRE) != 0) std::this_thread::yield();
