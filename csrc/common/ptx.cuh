@@ -144,11 +144,14 @@ __device__ __forceinline__ uint32_t remote_address(const void* shared, uint32_t 
   asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(shared_address(shared)), "r"(rank));
   return remote;
 }
-// A barrier for words that other blocks of the cluster send: it opens once `bytes` have come. One thread; the others of
-// the block see it after a block barrier, those of the cluster after a cluster barrier.
-__device__ __forceinline__ void mailbox_init(uint64_t* mailbox, uint32_t bytes) {
+// A barrier for words that other blocks of the cluster send. One thread; the others of the block see it after a block
+// barrier, those of the cluster after a cluster barrier.
+__device__ __forceinline__ void mailbox_init(uint64_t* mailbox) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(shared_address(mailbox)) : "memory");
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+// It opens once `bytes` have come, some of them perhaps before this. One thread.
+__device__ __forceinline__ void mailbox_expect(uint64_t* mailbox, uint32_t bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(mailbox)), "r"(bytes)
                : "memory");
 }
@@ -181,7 +184,8 @@ __device__ __forceinline__ void mailbox_wait(uint64_t* mailbox) {
 __device__ __forceinline__ void cluster_arrive_release() {}
 __device__ __forceinline__ void cluster_arrive_relaxed() {}
 __device__ __forceinline__ void cluster_wait() {}
-__device__ __forceinline__ void mailbox_init(uint64_t*, uint32_t) {}
+__device__ __forceinline__ void mailbox_init(uint64_t*) {}
+__device__ __forceinline__ void mailbox_expect(uint64_t*, uint32_t) {}
 __device__ __forceinline__ void mail(uint32_t*, uint32_t, uint64_t*, uint32_t) {}
 __device__ __forceinline__ void mail(uint32_t*, uint4, uint64_t*, uint32_t) {}
 __device__ __forceinline__ void mailbox_wait(uint64_t*) {}

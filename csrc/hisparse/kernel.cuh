@@ -32,10 +32,11 @@ __device__ __forceinline__ void clear(SharedMemory<Config>& s) {
   if (threadIdx.x == 0) s.not_looked_up = s.no_slot = s.repeated = s.hits_in_order = 0;
 }
 
+// What the other blocks of the cluster, and this one, will mail. One thread.
 template <typename Config>
-__device__ __forceinline__ void init_mailboxes(SharedMemory<Config>& s, int rank) {
-  ptx::mailbox_init(&s.hits_mailbox, (Config::kHotWords - own_words<Config>(rank)) * 4);
-  ptx::mailbox_init(&s.found_mailbox, Config::kCluster * Config::kTopKWords * 4);
+__device__ __forceinline__ void expect_mail(SharedMemory<Config>& s, int rank) {
+  ptx::mailbox_expect(&s.hits_mailbox, (Config::kHotWords - own_words<Config>(rank)) * 4);
+  ptx::mailbox_expect(&s.found_mailbox, Config::kCluster * Config::kTopKWords * 4);
 }
 
 template <typename Config>
@@ -48,13 +49,19 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerProcessor)
   const int32_t* word = ptx::in_register(request_word(p, row));
   const int32_t foretold = word ? ptx::load(word) : 0;  // under way while the table is cleared
   if constexpr (Config::kCluster > 1) {
-    if (threadIdx.x == 0) init_mailboxes(s, rank);
+    if (threadIdx.x == 0) {
+      ptx::mailbox_init(&s.hits_mailbox);
+      ptx::mailbox_init(&s.found_mailbox);
+    }
     ptx::cluster_arrive_relaxed();
   }
   clear(s);
   if (threadIdx.x < 4) s.expected[threadIdx.x] = foretold;
   __syncthreads();  // the table is empty
-  if constexpr (Config::kCluster > 1) ptx::cluster_wait();  // all blocks run: their shared memory may be written
+  if constexpr (Config::kCluster > 1) {
+    if (threadIdx.x == 0) expect_mail(s, rank);
+    ptx::cluster_wait();  // all blocks run: their shared memory may be written
+  }
   // The predecessor may write what a request is told by, but mostly that was written long ago: where it is as expected,
   // its tables come together with it, and not after it.
   const Request expected = load_request(p, row, s.expected);

@@ -54,8 +54,10 @@ T* remote(T* shared, uint32_t rank) {
   const auto offset = reinterpret_cast<char*>(shared) - this_block->shared;
   return reinterpret_cast<T*>(this_cluster->blocks[rank]->shared + offset);
 }
-inline void mailbox_init(uint64_t* mailbox, uint32_t bytes) {
-  __atomic_store_n(mailbox, uint64_t{bytes}, __ATOMIC_RELEASE);
+constexpr uint64_t kNotExpected = uint64_t{1} << 40;
+inline void mailbox_init(uint64_t* mailbox) { __atomic_store_n(mailbox, kNotExpected, __ATOMIC_RELEASE); }
+inline void mailbox_expect(uint64_t* mailbox, uint32_t bytes) {
+  __atomic_fetch_sub(mailbox, kNotExpected - bytes, __ATOMIC_RELEASE);
 }
 template <typename T>
 void mail(uint32_t* shared, T value, uint64_t* mailbox, uint32_t rank) {
