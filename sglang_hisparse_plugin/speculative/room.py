@@ -11,7 +11,7 @@ from .problem import Problem
 LEAST = 2  #: draft tokens; one is no draft
 OWN_MOST, OWN_LEAST_TOP_K, OWN_ROWS = 4, 1024, 8192  #: draft tokens, top-k and their product that SGLang's kernel takes
 #: Draft tokens up to which n calls of our op take less than SGLang's kernel, in all cells that were measured on an
-#: H200: with 2 by 1.09 to 2.1 times, with 3 by 1.02 to 1.3; with 4 only where much is missed (docs/speculative.md).
+#: H200: with 2 by 1.09 to 2.2 times, with 3 by 1.02 to 1.4; with 4 only where much is missed (docs/speculative.md).
 FASTER = 3
 
 

@@ -127,6 +127,7 @@ def test_a_record_of_one_run_of_the_link(link: Link, capsys: pytest.CaptureFixtu
     assert machine["scattered_gbps"] == {656: 47.4} and list(machine["scattered_gbps_runs"]) == ["before"]
     for runs in (machine["scattered_gbps_runs"], None, {}):
         file = tmp_path / "run.json"
-        file.write_text(json.dumps({**RAW, "scattered_gbps_runs": runs}))
+        raw = {**RAW, "scattered_gbps": {**RAW["scattered_gbps"], "656": 47.4}, "scattered_gbps_runs": runs}
+        file.write_text(json.dumps(raw))
         assert main(["bench", f"--from={file}"]) == 0
         assert "47.4 at 656 B" in " ".join(capsys.readouterr().out.split())
