@@ -129,7 +129,7 @@ def test_sizes(op, device, top_k, hot, context) -> None:
 
 
 def test_tokens_of_one_bucket(op, device) -> None:
-    """The kernel's table has at most 2^14 buckets and a token's lower bits name one: here all tokens share it."""
+    """The kernel's table has at most 2^15 buckets and a token's lower bits name one: here all tokens share it."""
     world = World(requests=1, context=66 << 14, top_k=64, hot=128, item=1, device=device)
     for step in range(4):
         tokens = [(k % (64 - 5 * step)) << 14 for k in range(64)]  # from the second step on some are repeated
