@@ -68,7 +68,7 @@ class Result:
 
 
 class Arena:
-    """Host and device memory for the largest cell, shared by all."""
+    """Host and device memory for the largest cell, shared by all; when it is there, the clocks are up."""
 
     def __init__(self, cells: Sequence[Cell], device: torch.device) -> None:
         self.device = device
@@ -84,6 +84,7 @@ class Arena:
         shuffled = torch.rand(self.batch, CONTEXT - 1, device=device, generator=generator).argsort(1)
         self.tokens = shuffled.int()  # each request's tokens but the newest, in random order
         self.generator = generator
+        _wake(device)
 
 
 class Scene:
@@ -214,7 +215,6 @@ def installed_kernel() -> dict[str, SwapIn]:
 
 def describe_machine(arena: Arena, rows: Sequence[int]) -> dict[str, Any]:
     """Device, versions and what the link gives, for the record; `measure_link_again` completes it."""
-    _wake(arena.device)
     before = {row: scattered_ceiling(arena, row) for row in rows}
     return {
         "device": torch.cuda.get_device_name(arena.device),
@@ -295,7 +295,6 @@ def measure(
 ) -> Iterator[Result]:
     """Time every kernel in every cell; they take turns, so that what drifts drifts for all. Yields as it goes."""
     arena = arena or Arena(cells, torch.device("cuda", torch.cuda.current_device()))
-    _wake(arena.device)
     for cell in cells:
         scene = Scene(arena, cell)
         result = Result(cell)

@@ -53,7 +53,6 @@ def link(monkeypatch: pytest.MonkeyPatch) -> Link:
     }
     for name, stand_in in stand_ins.items():
         monkeypatch.setattr(bench, name, stand_in)
-    monkeypatch.setattr(bench, "_wake", lambda device: None)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "X")
