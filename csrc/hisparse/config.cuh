@@ -44,8 +44,11 @@ struct SwapInConfig {
   static constexpr int shared_with(int bucket_bits) {
     return (4 << bucket_bits) + kHotWords * 68 + kEntries * (kListed ? 10 : 8) + (kCluster + 4) * kTopKWords * 4 + 256;
   }
-  static constexpr int fitting(int bits) {  // more than eightfold only beside the buffer's tables, see below
-    const int beside = bits > kIndexBits + 3 ? kHot * 8 : 0;
+  // More than eightfold only beside the buffer's tables, see below. Where a block looks up many places and a table of
+  // fourfold is large, more than that.
+  static constexpr int kAlways = kListed && kIndexBits >= 12 ? 2 : 3;
+  static constexpr int fitting(int bits) {
+    const int beside = bits > kIndexBits + kAlways ? kHot * 8 : 0;
     return bits > kIndexBits && shared_with(bits) + beside > kSharedBytes ? fitting(bits - 1) : bits;
   }
   static constexpr int kBucketBits = std::max(fitting(std::min(kMaxBucketBits, kIndexBits + 4)), kIndexBits);

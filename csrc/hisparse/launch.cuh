@@ -6,6 +6,7 @@
 #include <tvm/ffi/container/tensor.h>
 #include <tvm/ffi/error.h>
 #include <tvm/ffi/extra/c_env_api.h>
+#include <tvm/ffi/extra/cuda/device_guard.h>
 #include <tvm/ffi/function.h>
 #include <tvm/ffi/optional.h>
 
@@ -16,6 +17,7 @@
 
 namespace hisparse_plugin {
 
+using tvm::ffi::CUDADeviceGuard;
 using tvm::ffi::Optional;
 using tvm::ffi::TensorView;
 
@@ -24,25 +26,6 @@ inline void check(cudaError_t status, const char* what) {
   cudaGetLastError();  // or whoever asks next, with SGLang's kernel in our place, is told of it
   TVM_FFI_THROW(RuntimeError) << what << ": " << cudaGetErrorString(status);
 }
-
-// The tensors' device, whichever the caller's thread has chosen.
-class DeviceGuard {
- public:
-  explicit DeviceGuard(int device) {
-    check(cudaGetDevice(&before_), "cudaGetDevice");
-    if (device != before_) check(cudaSetDevice(device), "cudaSetDevice");
-    changed_ = device != before_;
-  }
-  ~DeviceGuard() {
-    if (changed_) cudaSetDevice(before_);
-  }
-  DeviceGuard(const DeviceGuard&) = delete;
-  DeviceGuard& operator=(const DeviceGuard&) = delete;
-
- private:
-  int before_ = 0;
-  bool changed_ = false;
-};
 
 template <typename T>
 T* data(const TensorView& tensor) {
@@ -126,7 +109,7 @@ void swap_in(TensorView top_k_tokens, TensorView device_buffer_tokens, TensorVie
   using Config = SwapInConfig<kTopK, kHot, kCluster, kThreads, kInFlight>;
   const int64_t batch = top_k_tokens.size(0);
   if (batch == 0) return;
-  const DeviceGuard guard(top_k_tokens.device().device_id);
+  const CUDADeviceGuard guard(top_k_tokens.device().device_id);
   SwapInParams p{};
   p.top_k_tokens = data<const int32_t>(top_k_tokens);
   p.device_buffer_locs = data<const int32_t>(device_buffer_locs);
@@ -168,7 +151,7 @@ template <int kThreads>
 void copy_planned(TensorView miss_src, TensorView miss_dst, TensorView miss_count, Optional<TensorView> num_real_reqs,
                   TensorView host_cache, TensorView device_buffer, int64_t item_size_bytes, int64_t blocks) {
   if (miss_count.size(0) == 0) return;
-  const DeviceGuard guard(miss_src.device().device_id);
+  const CUDADeviceGuard guard(miss_src.device().device_id);
   CopyPlannedParams p{};
   p.miss_src = data<const int64_t>(miss_src);
   p.miss_dst = data<const int32_t>(miss_dst);

@@ -169,8 +169,8 @@ __device__ __forceinline__ Totals total(const SharedMemory<Config>& s, int rank)
   return {Config::kEntries - s.not_looked_up - hits, Config::kHot - hits, static_cast<int>(sum >> 16)};
 }
 
-// New order: slots nobody asked for, then the just-loaded, then the hits; each keeps its old order. hits(at), slot(at): of
-// the place that this lane has in the word `at` of its warp, and all hits of the word.
+// New order: slots nobody asked for, then the just-loaded, then the hits; each keeps its old order. hits(at): all hits of the
+// word `at` of this warp; slot(at): what stands at this lane's place in it.
 template <typename Config, bool kMisses, typename Hits, typename Slot>
 __device__ __forceinline__ void write_lru(int16_t* lru, int rank, const Totals& totals, Hits hits, Slot slot) {
   const int lane = threadIdx.x % 32, first = first_word<Config>(rank);
@@ -201,7 +201,7 @@ __device__ __forceinline__ void write_lru(
 template <typename Config>
 __device__ __forceinline__ void write_lru_of_hits(
     const SharedMemory<Config>& s, const Residents<Config>& residents, int16_t* lru, int rank, const Totals& totals) {
-  if constexpr (residents.kRounds == 1) {
+  if constexpr (Residents<Config>::kRounds == 1) {
     write_lru<Config, false>(
         lru, rank, totals, [&](int at) { return residents.hits[at]; }, [&](int at) { return residents.slots[at]; });
   } else {
