@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from .. import __version__, lines, provenance
+from ..kernels.build import source_digest
 from ..report import Bench, Engine, ReportError, plots, read_bench, read_engine, text, write
 from ..report.data import bench as from_report
 from ..report.write import make_folder
@@ -42,7 +43,7 @@ def run(options: argparse.Namespace) -> int:
     """Exit code 0: measured, or shown; 2: there is nothing to measure on or to show, or the input is wrong."""
     try:
         engine = _prepare(options)
-        bench = read_bench(options.source) if options.source else _measure(options)
+        bench = _read(options.source) if options.source else _measure(options)
         _show(options, bench, engine)
     except ReportError as error:
         lines.complain("bench", str(error))
@@ -68,6 +69,15 @@ def _prepare(options: argparse.Namespace) -> Engine | None:
         return None
     plots.available()
     return read_engine(options.engine) if options.engine else None
+
+
+def _read(file: Path) -> Bench:
+    bench, installed = read_bench(file), source_digest()
+    if bench.raw.get("sources", installed) != installed:
+        lines.complain(
+            "bench", f"{file} is of kernel sources {bench.raw['sources']}, not of the installed ones, {installed}"
+        )
+    return bench
 
 
 def _show(options: argparse.Namespace, bench: Bench, engine: Engine | None) -> None:
@@ -146,7 +156,7 @@ def _timed(quick: bool, device: torch.device) -> dict[str, Any]:
     return {
         "plugin": __version__,
         "commit": provenance.commit(),
-        "sources": build.source_digest(),
+        "sources": source_digest(),
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         **machine,
         "counting_cost_percent": bench.counting_cost_percent(results, OURS, COUNTING),

@@ -64,6 +64,23 @@ def measured(file: Path, *arguments: str) -> dict:
     return json.loads(file.read_text())
 
 
+def test_no_kernel_is_timed_on_what_another_left_in_l2(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A replay after another kernel's is slower here, ten times; none of these may be in a result."""
+    cell, replayed = bench.Cell(1, 0, 656, 4096), [""]
+
+    def replay(name: str, reset: object) -> float:
+        after, replayed[0] = replayed[0], name
+        return bench.STEPS / 1e3 * (1 if after == name else 10)
+
+    scene = SimpleNamespace(steps=lambda kernel: kernel, reset=None, verify=lambda name: None)
+    monkeypatch.setattr(bench, "Scene", lambda *_: scene)
+    monkeypatch.setattr(bench, "capture_graph", lambda steps, reset: steps)
+    monkeypatch.setattr(bench, "time_replay", replay)
+    kernels = {"ours": "ours", "theirs": "theirs"}
+    (result,) = bench.measure([cell], kernels, replays=3, arena=object())
+    assert result.median == result.low == result.high == {"ours": 1.0, "theirs": 1.0}
+
+
 def test_a_run_is_reported_as_its_file_is(link: Link, tmp_path: Path) -> None:
     file = tmp_path / "run.json"
     link.after[656] = 45.0
@@ -130,3 +147,16 @@ def test_a_record_of_one_run_of_the_link(link: Link, capsys: pytest.CaptureFixtu
         file.write_text(json.dumps(raw))
         assert main(["bench", f"--from={file}"]) == 0
         assert "47.4 at 656 B" in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_file_of_another_kernel_is_announced(link: Link, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "run.json"
+    record = measured(file)
+    assert main(["bench", f"--from={file}"]) == 0
+    same = capsys.readouterr()
+    assert "not of the installed" not in same.err
+    assert "timed after a replay of the same kernel" in " ".join(same.out.split())
+    file.write_text(json.dumps({**record, "sources": "0123456789ab"}))
+    assert main(["bench", f"--from={file}"]) == 0
+    said = " ".join(capsys.readouterr().err.split())
+    assert f"is of kernel sources 0123456789ab, not of the installed ones, {build.source_digest()}" in said
