@@ -117,13 +117,13 @@ def test_index_types(op, device, index_dtype, length_dtype) -> None:
 
 
 SIZES = [(2048, 4096, 9000), (2048, 6144, 9000), (512, 1001, 9000), (1000, 32768, 40000), (4, 6, 300), (64, 4608, 9000)]
-SIZES += [(8200, 8300, 17000)]
+SIZES += [(4096, 8192, 17000), (8200, 8300, 17000)]
 
 
 @pytest.mark.parametrize(("top_k", "hot", "context"), SIZES)
 def test_sizes(op, device, top_k, hot, context) -> None:
     """What is deployed, sizes that are no multiple of anything, one of which a warp of one block has nine words, one
-    whose table has no bit left to tell that a token is negative."""
+    that has half the table in one block, one whose table has no bit left to tell that a token is negative."""
     world = World(requests=2, context=context, top_k=top_k, hot=hot, item=16, device=device)
     run(world, op, 4, batch=2, low=hot + 1)
 
