@@ -23,8 +23,9 @@ def fill(text: str, indent: str = "") -> str:
 
 
 def complain(command: str, text: str, out: TextIO | None = None) -> None:
-    """What is wrong, on stderr."""
-    print(fill(f"sglang-hisparse {command}: {text}", "  "), file=out or sys.stderr)
+    """What is wrong, on stderr; to nobody where that is closed."""
+    if stream := out or sys.stderr:
+        print(fill(f"sglang-hisparse {command}: {text}", "  "), file=stream)
 
 
 def command(flags: list[str], indent: str = "  ") -> list[str]:

@@ -14,16 +14,18 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.progress import Progress
 
-from .. import __version__, lines, provenance
+from .. import __version__, files, lines, provenance
 from ..kernels.build import source_digest
 from ..report import Bench, Engine, ReportError, plots, read_bench, read_engine, text, write
 from ..report.data import bench as from_report
+from ..report.origin import facts
 from ..report.write import make_folder
 
 if TYPE_CHECKING:
     import torch
 
 OURS, COUNTING = "plugin", "plugin, counting"
+REPLAYS = 9  # that are timed
 STDOUT = Path("-")
 
 
@@ -61,10 +63,9 @@ def _prepare(options: argparse.Namespace) -> Engine | None:
         raise ReportError("--quick is for a measurement, and --from measures nothing: leave one of them out")
     if options.json and options.json != STDOUT:
         with _writing(options.json):
-            there = options.json.exists()
-            options.json.open("a").close()
-            if not there:
-                options.json.unlink()
+            files.check_writable(options.json)
+        if options.report and options.report.resolve() == options.json.resolve():
+            raise ReportError(f"{options.json} cannot be both the JSON and the report's folder: name another")
     if not options.report:
         return None
     plots.available()
@@ -72,10 +73,14 @@ def _prepare(options: argparse.Namespace) -> Engine | None:
 
 
 def _read(file: Path) -> Bench:
+    """A record, and a line on stderr if its times need not be those of the installed kernel."""
     bench, installed = read_bench(file), source_digest()
-    if bench.raw.get("sources", installed) != installed:
+    sources = facts(bench.raw)["sources"]
+    if sources != installed:
         lines.complain(
-            "bench", f"{file} is of kernel sources {bench.raw['sources']}, not of the installed ones, {installed}"
+            "bench",
+            f"{file} is of kernel sources {sources}, and installed are {installed}: its times need not hold for these; "
+            "to measure them, leave --from out",
         )
     return bench
 
@@ -97,7 +102,7 @@ def _save(options: argparse.Namespace, bench: Bench, engine: Engine | None) -> P
     """Write the files; returns the report's page."""
     if options.json and options.json != STDOUT:
         with _writing(options.json):
-            options.json.write_text(json.dumps(bench.raw, indent=1) + "\n", "utf-8")
+            files.write(options.json, (json.dumps(bench.raw, indent=1) + "\n").encode())
     return write(bench, engine, options.report) if options.report else None
 
 
@@ -148,7 +153,7 @@ def _timed(quick: bool, device: torch.device) -> dict[str, Any]:
     results = []
     with Progress(console=console, transient=True) as progress:
         task = progress.add_task("cells", total=len(cells))
-        for result in bench.measure(cells, kernels, arena=arena):
+        for result in bench.measure(cells, kernels, replays=REPLAYS, arena=arena):
             results.append(result)
             progress.advance(task)
     with console.status("measuring the link again"):
@@ -159,6 +164,10 @@ def _timed(quick: bool, device: torch.device) -> dict[str, Any]:
         "sources": source_digest(),
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         **machine,
+        "top_k": bench.TOP_K,
+        "context": bench.CONTEXT,
+        "steps": bench.STEPS,
+        "replays": REPLAYS,
         "counting_cost_percent": bench.counting_cost_percent(results, OURS, COUNTING),
         "cells": [bench.as_row(result, machine) for result in results],
     }

@@ -292,7 +292,7 @@ def measure(
     cells: Sequence[Cell],
     kernels: dict[str, SwapIn],
     *,
-    replays: int = 9,
+    replays: int,
     check: bool = True,
     arena: Arena | None = None,
 ) -> Iterator[Result]:

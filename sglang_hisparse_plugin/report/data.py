@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
@@ -27,6 +27,9 @@ ENGINE_COLUMNS = {
 }
 OPTIONAL = ("hit_rate", "acceptance")
 NUMBERS = ("concurrency", "context", "tokens_per_s", "ms_per_token")
+HUGE = 1e15  # no rate and no time is
+DEEPEST = 20  # lists and objects in each other, in a record
+BREAKS = str.maketrans("", "", "\n\t")
 Point = tuple[int, ...]
 
 
@@ -120,12 +123,15 @@ def bench(raw: Any, name: str = "the report") -> Bench:
         raise ReportError(f"copy_engine_gbps or scattered_gbps of {name} is no number above 0: {remedy}")
     if not _are_runs(raw.get("scattered_gbps_runs") or {}):
         raise ReportError(f"scattered_gbps_runs of {name} is not as bench writes it: {remedy}")
+    costs = raw.get("counting_cost_percent") or {}
+    if not isinstance(costs, dict) or not all(cost == 0 or _is_rate(_size(cost)) for cost in costs.values()):
+        raise ReportError(f"counting_cost_percent of {name} is not as bench writes it: {remedy}")
     cells: dict[Point, Mapping[str, Any]] = {}
     for number, cell in enumerate(raw["cells"]):
         try:
             point = tuple(int(cell[key]) for key in AXES)
             _check_cell(cell, list(raw["cells"][0]["us"]))
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
             reason = f"it lacks {error}" if isinstance(error, KeyError) else str(error)
             raise ReportError(f"cell {number} of {name} is not as bench writes it ({reason}): {remedy}") from error
         if point in cells:
@@ -186,14 +192,18 @@ def _check_cell(cell: Mapping[str, Any], kernels: list[str]) -> None:
         for ends in cell["spread"].values()
     ):
         raise ValueError("spread is no pair of numbers")
-    if not all(isinstance(rate, (int, float)) for rate in cell["gbps"].values()):
+    if not all(_is_rate(rate) or rate == 0 for rate in cell["gbps"].values()):
         raise ValueError("gbps is no number")
-    if not (float(cell["bound_us"]) > 0 and float(cell["over_bound"][OURS]) > 0):
-        raise ValueError("a bound is not above 0")
+    if not all(map(_is_rate, [cell["bound_us"], *cell["over_bound"].values()])):
+        raise ValueError("a bound is not above 0, or no number")
 
 
 def _is_rate(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < float("inf")
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < HUGE
+
+
+def _size(value: Any) -> Any:
+    return abs(value) if isinstance(value, (int, float)) else value
 
 
 def _are_runs(runs: Any) -> bool:
@@ -206,11 +216,34 @@ def _are_runs(runs: Any) -> bool:
 
 def _load(file: Path) -> Any:
     try:
-        return json.loads(file.read_text("utf-8"))
+        raw = json.loads(file.read_text("utf-8"))
+        odd = next((text for text in _texts(raw, DEEPEST) if not text.translate(BREAKS).isprintable()), None)
     except OSError as error:
         raise ReportError(f"cannot read {file}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ReportError(f"{file} is no UTF-8: give it as it was written, or convert it") from error
     except ValueError as error:
         raise ReportError(f"{file} is no JSON: {error}") from error
+    except RecursionError as error:
+        raise ReportError(f"{file} is nested too deeply for a record") from error
+    if odd is not None:
+        raise ReportError(f"{file} has a text with characters that cannot be shown: {ascii(odd)[:60]}")
+    return raw
+
+
+def _texts(raw: Any, deepest: int) -> Iterator[str]:
+    """Every text in it, names of values included.
+
+    Raises:
+        RecursionError: it is nested more than `deepest` times.
+    """
+    if deepest < 0:
+        raise RecursionError
+    if isinstance(raw, str):
+        yield raw
+    elif isinstance(raw, (list, dict)):
+        for part in [*raw, *raw.values()] if isinstance(raw, dict) else raw:
+            yield from _texts(part, deepest - 1)
 
 
 def _name(point: Point) -> str:

@@ -6,7 +6,6 @@ import io
 import re
 import textwrap
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 from . import origin
@@ -131,9 +130,11 @@ def as_svg(figure: Any, salt: str) -> str:
     return re.sub(r"font: ([0-9.]+)px[^;\"]*", r"font-size: \1px; font-family: inherit", svg)
 
 
-def save(figure: Any, file: Path) -> None:
-    """As PNG."""
-    figure.savefig(file, dpi=160, facecolor="white")
+def as_png(figure: Any) -> bytes:
+    """For a file of its own."""
+    picture = io.BytesIO()
+    figure.savefig(picture, format="png", dpi=160, facecolor="white")
+    return picture.getvalue()
 
 
 def single(bench: Bench, draw: Draw, row: int, hot: int) -> Any:
@@ -160,9 +161,9 @@ def panels(bench: Bench, draw: Draw, what: str) -> Any:
 
 
 def _title(figure: Any, text: str) -> None:
-    """In lines that the figure is wide enough for."""
+    """In lines that the figure is wide enough for; a $ is no mathematics."""
     width = int(figure.get_figwidth() * LETTERS)
-    figure.suptitle("\n".join(textwrap.wrap(text, width, break_on_hyphens=False)), size=TEXT)
+    figure.suptitle("\n".join(textwrap.wrap(text, width, break_on_hyphens=False)), size=TEXT, parse_math=False)
 
 
 def _lines(bench: Bench) -> Iterator[tuple[int, str, str]]:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from .. import lines
 from . import origin
@@ -32,22 +33,27 @@ def show(bench: Bench, console: Console) -> None:
         print(lines.fill(f"Counters on cost {told} (medians)"))
     if raw.get("note"):
         print(lines.fill(f"note: {raw['note']}", "  "))
-    after = f", timed after {raw['timed_after']}" if raw.get("timed_after") else ""
     bound = "over what chip and link allow"
-    print(lines.fill(f"us: of one call, median{after}; / bound: {bound}; gain: {bench.baseline} over ours"))
+    print(lines.fill(f"us: of one call, median; / bound: {bound}; gain: {bench.baseline} over ours"))
     for hot in bench.axis("hot"):
         for row in bench.axis("row_bytes"):
             points = [point for point in bench.cells if point[2:] == (row, hot)]
             console.print(f"\n{row}-byte rows, hot buffer {hot}", highlight=False)
-            console.print(_narrowed(bench, points, console))
+            table = _narrowed(bench, points, console)
+            console.width = max(console.width, _width(table, console))  # rather than to cut a number
+            console.print(table)
 
 
 def _narrowed(bench: Bench, points: Sequence[Point], console: Console) -> Table:
     for dropped in range(len(OPTIONAL) + 1):
         table = _table(bench, points, OPTIONAL[:dropped])
-        if console.measure(table, options=console.options.update(width=WIDE)).maximum <= console.width:
+        if _width(table, console) <= console.width:
             break
     return table
+
+
+def _width(table: Table, console: Console) -> int:
+    return console.measure(table, options=console.options.update(width=WIDE)).maximum
 
 
 def _table(bench: Bench, points: Sequence[Point], dropped: Sequence[str]) -> Table:
@@ -68,7 +74,7 @@ def _table(bench: Bench, points: Sequence[Point], dropped: Sequence[str]) -> Tab
     shown = {title: cell for title, cell in columns.items() if title not in dropped}
     table = Table(box=None, pad_edge=False)
     for title in shown:
-        table.add_column(title, justify="right", no_wrap=True)
+        table.add_column(Text(title), justify="right", no_wrap=True)
     for point in points:
         table.add_row(*(cell(point) for cell in shown.values()))
     return table

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from .. import files
 from . import page, plots
 from .data import Bench, Engine, ReportError
 
@@ -20,16 +21,21 @@ def write(bench: Bench, engine: Engine | None, folder: Path) -> Path:
         ReportError: matplotlib is missing, or the folder cannot be written to.
     """
     plots.available()
-    html = page.render(bench, engine)
+    parts = {
+        "index.html": page.render(bench, engine).encode(),
+        "heat.png": plots.as_png(plots.heat(bench)),
+        "gbps.png": plots.as_png(plots.panels(bench, plots.rates, "GB/s")),
+        "time.png": plots.as_png(plots.panels(bench, plots.times, "time of a call")),
+        "bench.json": _json(bench.raw),
+    }
+    if engine:
+        parts["engine.json"] = _json({**engine.about, "rows": engine.rows})
     make_folder(folder)
     try:
-        (folder / "index.html").write_text(html, "utf-8")
-        plots.save(plots.heat(bench), folder / "heat.png")
-        plots.save(plots.panels(bench, plots.rates, "GB/s"), folder / "gbps.png")
-        plots.save(plots.panels(bench, plots.times, "time of a call"), folder / "time.png")
-        _save(bench.raw, folder / "bench.json")
-        if engine:
-            _save({**engine.about, "rows": engine.rows}, folder / "engine.json")
+        for name, data in parts.items():
+            files.write(folder / name, data)
+        if not engine:
+            (folder / "engine.json").unlink(missing_ok=True)  # of an earlier report
     except OSError as error:
         raise _unwritable(folder, error) from error
     return folder / "index.html"
@@ -51,5 +57,5 @@ def _unwritable(folder: Path, error: OSError) -> ReportError:
     return ReportError(f"cannot write to {folder}: {error.strerror}; name another folder")
 
 
-def _save(report: Any, file: Path) -> None:
-    file.write_text(json.dumps(report, indent=1) + "\n", "utf-8")
+def _json(report: Any) -> bytes:
+    return (json.dumps(report, indent=1) + "\n").encode()

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 from typing import Any
 
+from .. import files
 from .shapes import SizingError
 
 # Of the Okabe-Ito palette: told apart with any kind of colour vision; the marks differ, too.
@@ -50,7 +52,9 @@ def draw(report: dict[str, Any], file: Path) -> None:
     axes.grid(alpha=0.3)
     axes.legend()
     try:
-        figure.savefig(file, dpi=150)
+        picture = io.BytesIO()
+        figure.savefig(picture, format=file.suffix[1:], dpi=150)
+        files.write(file, picture.getvalue())
     except OSError as error:
         raise SizingError(f"cannot write {file}: {error.strerror}") from error
 

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import re
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -90,14 +91,14 @@ def test_without_matplotlib(capsys: pytest.CaptureFixture[str], tmp_path: Path, 
     assert "pip install 'sglang-hisparse-plugin[report]'" in " ".join(capsys.readouterr().err.split())
 
 
-@pytest.mark.parametrize("columns", [80, 120])
+@pytest.mark.parametrize("columns", [40, 60, 80, 120])
 def test_the_table_is_as_wide_as_the_terminal_and_loses_no_number(
     columns: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", str(columns))
     assert main(["bench", f"--from={RECORD}"]) == 0
     shown = capsys.readouterr().out
-    assert max(map(len, shown.splitlines())) <= columns and "\u2026" not in shown
+    assert max(map(len, shown.splitlines())) <= max(columns, 68) and "\u2026" not in shown
     ours = [f"{cell['us']['plugin']:.1f}" for cell in RAW["cells"]]
     rows = [words for line in shown.splitlines() if len(words := line.split()) > 6 and words[0].isdigit()]
     assert sorted(row[2] for row in rows) == sorted(ours)
@@ -149,3 +150,82 @@ def test_results_whose_files_fail_are_shown(asked: list[str], capsys, monkeypatc
     assert main(["bench", *asked, f"--report={tmp_path}"]) == 2
     said = capsys.readouterr()
     assert f"{RAW['cells'][0]['us']['plugin']:.1f}" in said.out and "No space left" in said.err
+
+
+def limited(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """The command where no file may grow beyond 20 KB, as on a disk that fills up."""
+    shell = 'ulimit -f 20; exec "$@"'
+    command = [sys.executable, "-m", "sglang_hisparse_plugin.cli", "bench", f"--from={RECORD}", *arguments]
+    return subprocess.run(["bash", "-c", shell, "bash", *command], capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize("option", ["--json", "--report"])
+def test_a_full_disk_takes_no_earlier_results_along(option: str, tmp_path: Path) -> None:
+    there = tmp_path / "bench.json"
+    there.write_text("precious")
+    file = there if option == "--json" else tmp_path
+    done = limited(f"{option}={file}")
+    assert done.returncode == 2 and "cannot write to" in done.stderr
+    assert there.read_text() == "precious" and not [name for name in tmp_path.iterdir() if name.name[0] == "."]
+
+
+def test_a_link_stays_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    link, target = tmp_path / "link.json", tmp_path / "target.json"
+    link.symlink_to(target)
+    assert main(["bench", f"--json={link}", "--from=nowhere.json"]) == 2
+    assert link.is_symlink() and not target.exists()
+    assert main(["bench", f"--json={link}", f"--from={RECORD}"]) == 0
+    assert link.is_symlink() and json.loads(target.read_text()) == RAW
+    link.chmod(0o640)
+    assert main(["bench", f"--json={link}", f"--from={RECORD}"]) == 0
+    assert target.stat().st_mode & 0o777 == 0o640
+
+
+def test_a_report_keeps_nothing_of_an_earlier_one(tmp_path: Path) -> None:
+    engine = tmp_path / "engine.json"
+    engine.write_text(json.dumps({"rows": [ROW]}))
+    out = tmp_path / "out"
+    assert main(["bench", f"--from={RECORD}", f"--report={out}", f"--engine={engine}"]) == 0
+    assert (out / "engine.json").exists()
+    assert main(["bench", f"--from={RECORD}", f"--report={out}"]) == 0
+    assert not (out / "engine.json").exists()
+
+
+DAMAGED = [
+    ("[" * 100_000, "nested too deeply"),
+    (json.dumps({**RAW, "extra": [[[[[[[[[[[[[[[[[[[[[[[[1]]]]]]]]]]]]]]]]]]]]]]]]}), "nested too deeply"),
+    (json.dumps({**RAW, "sources": "\ud800"}), "characters that cannot be shown: '\\ud800'"),
+    (json.dumps({**RAW, "device": "\x1b[31m"}), "characters that cannot be shown"),
+    (json.dumps({**RAW, "copy_engine_gbps": 10**400}), "no number above 0"),
+    (json.dumps({**RAW, "counting_cost_percent": {"a": "b"}}), "counting_cost_percent"),
+    (json.dumps({**RAW, "cells": [{**RAW["cells"][0], "batch": float("inf")}]}), "cell 0"),
+    (json.dumps(RAW).encode("utf-16"), "no UTF-8"),
+]
+
+
+@pytest.mark.parametrize(("text", "said"), DAMAGED, ids=[said for _, said in DAMAGED])
+def test_a_damaged_record_is_named(
+    text: str | bytes, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "record.json"
+    file.write_bytes(text if isinstance(text, bytes) else text.encode())
+    assert main(["bench", f"--from={file}", f"--report={tmp_path / 'out'}"]) == 2
+    assert said in " ".join(capsys.readouterr().err.split()) and not (tmp_path / "out").exists()
+
+
+def test_names_are_no_markup(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Neither rich's nor matplotlib's."""
+    cells = json.loads(json.dumps(RAW["cells"]).replace("sglang 0.5.12", "sglang [red]x[/blue]"))
+    file = tmp_path / "record.json"
+    file.write_text(json.dumps({**RAW, "cells": cells, "device": "$\\bad{$"}))
+    assert main(["bench", f"--from={file}", f"--report={tmp_path / 'out'}", f"--json={tmp_path / 'j'}"]) == 0
+    assert main(["bench", f"--from={file}"]) == 0
+    assert "[red]x[/blue]" in capsys.readouterr().out
+
+
+def test_without_stderr_stdout_is_json_alone(capsys: pytest.CaptureFixture[str], monkeypatch, tmp_path: Path) -> None:
+    file = tmp_path / "record.json"
+    file.write_text(json.dumps({**RAW, "sources": "0123456789ab"}))
+    monkeypatch.setattr(sys, "stderr", None)
+    assert main(["bench", f"--from={file}", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["sources"] == "0123456789ab"

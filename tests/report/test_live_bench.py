@@ -31,7 +31,7 @@ class Link:
         best = (self.after if self.grid_done else self.before)[row]
         return dict(zip(BLOCKS, (best / 2, best), strict=True))
 
-    def measured(self, cells, kernels, *, arena):
+    def measured(self, cells, kernels, *, replays, arena):
         times = {tuple(cell[axis] for axis in data.AXES): cell["us"]["plugin"] for cell in RAW["cells"]}
         for cell in cells:
             us = {name: times[cell] * (1 if name.startswith("plugin") else 2) for name in kernels}
@@ -100,7 +100,7 @@ def test_a_fresh_table_says_what_it_is_of(link: Link, capsys: pytest.CaptureFixt
     assert main(["bench", "--quick"]) == 0
     shown = " ".join(capsys.readouterr().out.split())
     assert f"commit unknown, kernel sources {build.source_digest()}, date 20" in shown
-    assert f"device X, driver unknown, torch {torch.__version__}, CUDA {torch.version.cuda or 'unknown'} Host" in shown
+    assert f"device X, driver unknown, torch {torch.__version__}, CUDA {torch.version.cuda or 'unknown'}, a" in shown
 
 
 @pytest.mark.parametrize("after", [50.0, 45.0], ids=["faster", "slower"])
@@ -149,14 +149,21 @@ def test_a_record_of_one_run_of_the_link(link: Link, capsys: pytest.CaptureFixtu
         assert "47.4 at 656 B" in " ".join(capsys.readouterr().out.split())
 
 
-def test_a_file_of_another_kernel_is_announced(link: Link, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("sources", ["0123456789ab", None, {}])
+def test_a_file_of_another_kernel_is_announced(
+    sources: object, link: Link, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     file = tmp_path / "run.json"
     record = measured(file)
+    assert record["replays"] > 0 and record["steps"] == bench.STEPS and record["top_k"] == bench.TOP_K
     assert main(["bench", f"--from={file}"]) == 0
     same = capsys.readouterr()
-    assert "not of the installed" not in same.err
-    assert "timed after a replay of the same kernel" in " ".join(same.out.split())
-    file.write_text(json.dumps({**record, "sources": "0123456789ab"}))
+    assert "installed" not in same.err
+    assert "a replay is timed after a replay of the same kernel" in " ".join(same.out.split())
+    del record["timed_after"]
+    file.write_text(json.dumps({**record, "sources": sources}))
     assert main(["bench", f"--from={file}"]) == 0
-    said = " ".join(capsys.readouterr().err.split())
-    assert f"is of kernel sources 0123456789ab, not of the installed ones, {build.source_digest()}" in said
+    said = capsys.readouterr()
+    named = sources or "unknown"
+    assert f"is of kernel sources {named}, and installed are {build.source_digest()}" in " ".join(said.err.split())
+    assert "a replay is timed after unknown" in " ".join(said.out.split())
