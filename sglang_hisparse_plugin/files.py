@@ -8,6 +8,8 @@ import stat
 import tempfile
 from pathlib import Path
 
+HELD = ("/dev/fd/", "/dev/std", "/proc/")  # what somebody has open
+
 
 def check_writable(file: Path) -> None:
     """Whether `write` would come to its end as far as can be told; nothing is left behind.
@@ -15,28 +17,31 @@ def check_writable(file: Path) -> None:
     Raises:
         OSError: it would not.
     """
-    target = file.resolve()
-    if target.is_dir():
+    target = Path(os.path.realpath(file))
+    if target.is_symlink():
+        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(file))
+    if file.is_dir():
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(file))
-    if target.exists() and not os.access(target, os.W_OK):
+    if file.exists() and not os.access(file, os.W_OK):
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(file))
-    if target.is_file() or not target.exists():
+    if not _in_place(file, target):
         with tempfile.TemporaryFile(dir=target.parent):
             pass
 
 
 def write(file: Path, data: bytes) -> None:
-    """Beside `file`, then renamed. A link stays one, to what is written; a device or pipe is written to.
+    """Beside `file`, then renamed; a link stays one. In place where nothing can be renamed: a pipe, a device, what
+    somebody has open, a file in a folder that is not to be written to.
 
     Raises:
-        OSError: and `file` is as it was.
+        OSError: and `file` is as it was, unless it was written in place.
     """
     check_writable(file)
-    target = file.resolve()
-    if target.exists() and not target.is_file():
-        target.write_bytes(data)
+    target = Path(os.path.realpath(file))
+    if _in_place(file, target):
+        file.write_bytes(data)
         return
-    handle, beside = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+    handle, beside = tempfile.mkstemp(dir=target.parent, prefix=".hisparse.")
     try:
         with os.fdopen(handle, "wb") as out:
             out.write(data)
@@ -45,6 +50,12 @@ def write(file: Path, data: bytes) -> None:
     except BaseException:
         Path(beside).unlink(missing_ok=True)
         raise
+
+
+def _in_place(file: Path, target: Path) -> bool:
+    if str(file.absolute()).startswith(HELD) or (file.exists() and not file.is_file()):
+        return True
+    return target.is_file() and not os.access(target.parent, os.W_OK)
 
 
 def _umask() -> int:

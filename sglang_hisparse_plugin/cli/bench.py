@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import os
 import sys
 from collections.abc import Iterator
 from datetime import datetime, timezone
@@ -64,7 +65,7 @@ def _prepare(options: argparse.Namespace) -> Engine | None:
     if options.json and options.json != STDOUT:
         with _writing(options.json):
             files.check_writable(options.json)
-        if options.report and options.report.resolve() == options.json.resolve():
+        if options.report and os.path.realpath(options.report) == os.path.realpath(options.json):
             raise ReportError(f"{options.json} cannot be both the JSON and the report's folder: name another")
     if not options.report:
         return None
@@ -94,8 +95,9 @@ def _show(options: argparse.Namespace, bench: Bench, engine: Engine | None) -> N
             _print(options, bench)
         raise
     _print(options, bench)
-    if page:
-        print(f"Report: {page}", file=sys.stderr if options.json == STDOUT else sys.stdout)
+    out = sys.stderr if options.json == STDOUT else sys.stdout
+    if page and out:
+        print(f"Report: {page}", file=out)
 
 
 def _save(options: argparse.Namespace, bench: Bench, engine: Engine | None) -> Path | None:

@@ -2,8 +2,8 @@
 
 A timed run is one CUDA graph of decode steps. In every step every request misses exactly `misses` of its top-k. The
 tables are put back before each replay, outside the timed region, and the results are checked afterwards. A replay is
-timed right after another of the same kernel: L2 then holds what that kernel leaves, of the page tables of host memory
-above all, and not what another kernel left.
+timed after another of the same kernel and that reset: L2 then holds what this kernel leaves, of the page tables of
+host memory above all, and not what another left.
 """
 
 from __future__ import annotations

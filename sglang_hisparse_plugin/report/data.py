@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -29,7 +30,7 @@ OPTIONAL = ("hit_rate", "acceptance")
 NUMBERS = ("concurrency", "context", "tokens_per_s", "ms_per_token")
 HUGE = 1e15  # no rate and no time is
 DEEPEST = 20  # lists and objects in each other, in a record
-BREAKS = str.maketrans("", "", "\n\t")
+UNSHOWN = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff]")  # controls; halves of characters
 Point = tuple[int, ...]
 
 
@@ -217,7 +218,7 @@ def _are_runs(runs: Any) -> bool:
 def _load(file: Path) -> Any:
     try:
         raw = json.loads(file.read_text("utf-8"))
-        odd = next((text for text in _texts(raw, DEEPEST) if not text.translate(BREAKS).isprintable()), None)
+        odd = next(filter(UNSHOWN.search, _texts(raw, DEEPEST)), None)
     except OSError as error:
         raise ReportError(f"cannot read {file}: {error.strerror}") from error
     except UnicodeDecodeError as error:

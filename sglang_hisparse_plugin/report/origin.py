@@ -17,7 +17,7 @@ LABELS = {
     "driver": "driver",
     "torch": "torch",
     "cuda": "CUDA",
-    "timed_after": "a replay is timed after",
+    "timed_after": "each replay follows",
 }
 DRIFT = 1.02  # a ratio; less is not worth a word
 ISO = re.compile(r"(\d{4}-\d\d-\d\d)T(\d\d:\d\d)[\d:.]*(Z|[+-]\d\d:\d\d|)")  # date, minute, zone

@@ -40,8 +40,10 @@ def show(bench: Bench, console: Console) -> None:
             points = [point for point in bench.cells if point[2:] == (row, hot)]
             console.print(f"\n{row}-byte rows, hot buffer {hot}", highlight=False)
             table = _narrowed(bench, points, console)
-            console.width = max(console.width, _width(table, console))  # rather than to cut a number
+            width = console.width
+            console.width = max(width, _width(table, console))  # rather than to cut a number
             console.print(table)
+            console.width = width
 
 
 def _narrowed(bench: Bench, points: Sequence[Point], console: Console) -> Table:

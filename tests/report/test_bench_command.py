@@ -181,6 +181,33 @@ def test_a_link_stays_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     assert target.stat().st_mode & 0o777 == 0o640
 
 
+def test_a_pipe_and_what_a_shell_holds_open_are_written_to(tmp_path: Path) -> None:
+    command = f"{sys.executable} -m sglang_hisparse_plugin.cli bench --from={RECORD} --json /dev/stdout"
+    done = subprocess.run(["bash", "-c", f"{command} | cat"], capture_output=True, text=True, check=True)
+    assert json.JSONDecoder().raw_decode(done.stdout)[0] == RAW
+    log = tmp_path / "log"
+    log.touch()
+    inode = log.stat().st_ino
+    subprocess.run(["bash", "-c", f"{command} >> {log}"], capture_output=True, check=True)
+    assert log.stat().st_ino == inode and json.JSONDecoder().raw_decode(log.read_text())[0] == RAW
+
+
+def test_names_that_cannot_be_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    loop, long = tmp_path / "loop", tmp_path / ("n" * 250)
+    loop.symlink_to(loop)
+    assert main(["bench", f"--json={loop}", f"--from={RECORD}"]) == 2
+    assert "cannot write to" in capsys.readouterr().err and loop.is_symlink()
+    assert main(["bench", f"--json={tmp_path / ('n' * 300)}", f"--from={RECORD}"]) == 2
+    assert main(["bench", f"--json={long}", f"--from={RECORD}"]) == 0 and json.loads(long.read_text()) == RAW
+
+
+def test_any_language_may_be_in_a_note(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "record.json"
+    file.write_text(json.dumps({**RAW, "note": "\u00e0\u00a0demi\r\n\u4e2d\u3000\u6587"}))
+    assert main(["bench", f"--from={file}"]) == 0
+    assert "\u4e2d" in capsys.readouterr().out
+
+
 def test_a_report_keeps_nothing_of_an_earlier_one(tmp_path: Path) -> None:
     engine = tmp_path / "engine.json"
     engine.write_text(json.dumps({"rows": [ROW]}))
@@ -195,7 +222,7 @@ DAMAGED = [
     ("[" * 100_000, "nested too deeply"),
     (json.dumps({**RAW, "extra": [[[[[[[[[[[[[[[[[[[[[[[[1]]]]]]]]]]]]]]]]]]]]]]]]}), "nested too deeply"),
     (json.dumps({**RAW, "sources": "\ud800"}), "characters that cannot be shown: '\\ud800'"),
-    (json.dumps({**RAW, "device": "\x1b[31m"}), "characters that cannot be shown"),
+    (json.dumps({**RAW, "device": "\x1b[31m"}), "characters that cannot be shown: '\\x1b[31m'"),
     (json.dumps({**RAW, "copy_engine_gbps": 10**400}), "no number above 0"),
     (json.dumps({**RAW, "counting_cost_percent": {"a": "b"}}), "counting_cost_percent"),
     (json.dumps({**RAW, "cells": [{**RAW["cells"][0], "batch": float("inf")}]}), "cell 0"),
@@ -227,5 +254,5 @@ def test_without_stderr_stdout_is_json_alone(capsys: pytest.CaptureFixture[str],
     file = tmp_path / "record.json"
     file.write_text(json.dumps({**RAW, "sources": "0123456789ab"}))
     monkeypatch.setattr(sys, "stderr", None)
-    assert main(["bench", f"--from={file}", "--json"]) == 0
+    assert main(["bench", f"--from={file}", "--json", f"--report={tmp_path / 'out'}"]) == 0
     assert json.loads(capsys.readouterr().out)["sources"] == "0123456789ab"

@@ -100,7 +100,7 @@ def test_a_fresh_table_says_what_it_is_of(link: Link, capsys: pytest.CaptureFixt
     assert main(["bench", "--quick"]) == 0
     shown = " ".join(capsys.readouterr().out.split())
     assert f"commit unknown, kernel sources {build.source_digest()}, date 20" in shown
-    assert f"device X, driver unknown, torch {torch.__version__}, CUDA {torch.version.cuda or 'unknown'}, a" in shown
+    assert f"device X, driver unknown, torch {torch.__version__}, CUDA {torch.version.cuda or 'unknown'}, each" in shown
 
 
 @pytest.mark.parametrize("after", [50.0, 45.0], ids=["faster", "slower"])
@@ -159,11 +159,11 @@ def test_a_file_of_another_kernel_is_announced(
     assert main(["bench", f"--from={file}"]) == 0
     same = capsys.readouterr()
     assert "installed" not in same.err
-    assert "a replay is timed after a replay of the same kernel" in " ".join(same.out.split())
+    assert "each replay follows a replay of the same kernel" in " ".join(same.out.split())
     del record["timed_after"]
     file.write_text(json.dumps({**record, "sources": sources}))
     assert main(["bench", f"--from={file}"]) == 0
     said = capsys.readouterr()
     named = sources or "unknown"
     assert f"is of kernel sources {named}, and installed are {build.source_digest()}" in " ".join(said.err.split())
-    assert "a replay is timed after unknown" in " ".join(said.out.split())
+    assert "each replay follows unknown" in " ".join(said.out.split())
