@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import stat
 import tempfile
 from pathlib import Path
+from typing import Any
 
 HELD = ("/dev/fd/", "/dev/std", "/proc/")  # what somebody has open
+
+
+def as_json(value: Any) -> bytes:
+    """For a file."""
+    return (json.dumps(value, indent=1) + "\n").encode()
 
 
 def check_writable(file: Path) -> None:
@@ -17,13 +24,7 @@ def check_writable(file: Path) -> None:
     Raises:
         OSError: it would not.
     """
-    target = Path(os.path.realpath(file))
-    if target.is_symlink():
-        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(file))
-    if file.is_dir():
-        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(file))
-    if file.exists() and not os.access(file, os.W_OK):
-        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(file))
+    target = _target(file)
     if not _in_place(file, target):
         with tempfile.TemporaryFile(dir=target.parent):
             pass
@@ -36,8 +37,7 @@ def write(file: Path, data: bytes) -> None:
     Raises:
         OSError: and `file` is as it was, unless it was written in place.
     """
-    check_writable(file)
-    target = Path(os.path.realpath(file))
+    target = _target(file)
     if _in_place(file, target):
         file.write_bytes(data)
         return
@@ -50,6 +50,18 @@ def write(file: Path, data: bytes) -> None:
     except BaseException:
         Path(beside).unlink(missing_ok=True)
         raise
+
+
+def _target(file: Path) -> Path:
+    """What is to be written: where links lead."""
+    target = Path(os.path.realpath(file))
+    if target.is_symlink():
+        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(file))
+    if file.is_dir():
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(file))
+    if file.exists() and not os.access(file, os.W_OK):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(file))
+    return target
 
 
 def _in_place(file: Path, target: Path) -> bool:

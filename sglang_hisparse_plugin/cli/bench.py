@@ -104,7 +104,7 @@ def _save(options: argparse.Namespace, bench: Bench, engine: Engine | None) -> P
     """Write the files; returns the report's page."""
     if options.json and options.json != STDOUT:
         with _writing(options.json):
-            files.write(options.json, (json.dumps(bench.raw, indent=1) + "\n").encode())
+            files.write(options.json, files.as_json(bench.raw))
     return write(bench, engine, options.report) if options.report else None
 
 

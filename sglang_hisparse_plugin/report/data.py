@@ -125,7 +125,7 @@ def bench(raw: Any, name: str = "the report") -> Bench:
     if not _are_runs(raw.get("scattered_gbps_runs") or {}):
         raise ReportError(f"scattered_gbps_runs of {name} is not as bench writes it: {remedy}")
     costs = raw.get("counting_cost_percent") or {}
-    if not isinstance(costs, dict) or not all(cost == 0 or _is_rate(_size(cost)) for cost in costs.values()):
+    if not isinstance(costs, dict) or not all(map(_is_number, costs.values())):
         raise ReportError(f"counting_cost_percent of {name} is not as bench writes it: {remedy}")
     cells: dict[Point, Mapping[str, Any]] = {}
     for number, cell in enumerate(raw["cells"]):
@@ -193,18 +193,18 @@ def _check_cell(cell: Mapping[str, Any], kernels: list[str]) -> None:
         for ends in cell["spread"].values()
     ):
         raise ValueError("spread is no pair of numbers")
-    if not all(_is_rate(rate) or rate == 0 for rate in cell["gbps"].values()):
+    if not all(_is_number(rate) and rate >= 0 for rate in cell["gbps"].values()):
         raise ValueError("gbps is no number")
     if not all(map(_is_rate, [cell["bound_us"], *cell["over_bound"].values()])):
         raise ValueError("a bound is not above 0, or no number")
 
 
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and -HUGE < value < HUGE
+
+
 def _is_rate(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < HUGE
-
-
-def _size(value: Any) -> Any:
-    return abs(value) if isinstance(value, (int, float)) else value
+    return _is_number(value) and value > 0
 
 
 def _are_runs(runs: Any) -> bool:

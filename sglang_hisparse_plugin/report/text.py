@@ -33,8 +33,9 @@ def show(bench: Bench, console: Console) -> None:
         print(lines.fill(f"Counters on cost {told} (medians)"))
     if raw.get("note"):
         print(lines.fill(f"note: {raw['note']}", "  "))
-    bound = "over what chip and link allow"
-    print(lines.fill(f"us: of one call, median; / bound: {bound}; gain: {bench.baseline} over ours"))
+    print(
+        lines.fill(f"us: of one call, median; / bound: over what chip and link allow; gain: {bench.baseline} over ours")
+    )
     for hot in bench.axis("hot"):
         for row in bench.axis("row_bytes"):
             points = [point for point in bench.cells if point[2:] == (row, hot)]

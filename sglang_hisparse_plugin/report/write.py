@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Any
 
 from .. import files
 from . import page, plots
@@ -26,10 +24,10 @@ def write(bench: Bench, engine: Engine | None, folder: Path) -> Path:
         "heat.png": plots.as_png(plots.heat(bench)),
         "gbps.png": plots.as_png(plots.panels(bench, plots.rates, "GB/s")),
         "time.png": plots.as_png(plots.panels(bench, plots.times, "time of a call")),
-        "bench.json": _json(bench.raw),
+        "bench.json": files.as_json(bench.raw),
     }
     if engine:
-        parts["engine.json"] = _json({**engine.about, "rows": engine.rows})
+        parts["engine.json"] = files.as_json({**engine.about, "rows": engine.rows})
     make_folder(folder)
     try:
         for name, data in parts.items():
@@ -55,7 +53,3 @@ def make_folder(folder: Path) -> None:
 
 def _unwritable(folder: Path, error: OSError) -> ReportError:
     return ReportError(f"cannot write to {folder}: {error.strerror}; name another folder")
-
-
-def _json(report: Any) -> bytes:
-    return (json.dumps(report, indent=1) + "\n").encode()
